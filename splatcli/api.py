@@ -29,7 +29,7 @@ from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
 from splatcli.checkpoint.run_dir import METRICS, RunDir, checkpoints_of, find_latest_sound, run_of
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import NAMED_STARTS, Config, DataConfig, build_config, setting_fields
-from splatcli.errors import SplatError, UnreadableError, UsageError, os_errors
+from splatcli.errors import ResourceError, SplatError, UnreadableError, UsageError, os_errors
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.registry import format_to_write, import_model, is_own_checkpoint, newest_import
 from splatcli.formats.selection import Crop, select
@@ -52,7 +52,7 @@ from splatcli.train.densify import STRATEGIES, Strategy, check_strategy
 from splatcli.train.events import Alarmed, Evaluated, Event, Refined, RolledBack, SaveFailed, Started, Stepped, Stopped
 from splatcli.train.init import resolve_init
 from splatcli.train.start import changed_config, check_loss
-from splatcli.train.state import flushed
+from splatcli.train.state import TrainState, flushed
 from splatcli.train.trainer import Trainer as EngineTrainer
 
 _log = logging.getLogger(__name__)
@@ -495,15 +495,18 @@ class Trainer:
 
     @property
     def step(self) -> int:
-        """Completed steps of this object's run; 0 before it."""
-        return 0 if self._trainer is None else self._trainer.state.step
+        """Completed steps of this object's run; 0 before it. Raises ResourceError as ``model``."""
+        return 0 if self._trainer is None else self._state_of(self._trainer).step
 
     @property
     def model(self) -> Model:
-        """The Gaussians as they are, during a run too, for callbacks. Raises UsageError before the run."""
+        """The Gaussians as they are, during a run too, for callbacks.
+
+        Raises UsageError before the run, and ResourceError where a rollback has failed: its state is freed.
+        """
         if self._trainer is None:
             raise UsageError("there are no Gaussians before run()", where="Trainer.model")
-        state = self._trainer.state
+        state = self._state_of(self._trainer)
         black_or_white = parse_background(evaluation_background(state.config))
         settings = RenderSettings(
             state.sh_degree(),
@@ -523,6 +526,17 @@ class Trainer:
             offset=tuple(state.dataset.offset),
             place=state.dataset.place,
         )
+
+    def _state_of(self, trainer: EngineTrainer) -> TrainState:
+        """Return the state of the run. Raises ResourceError where a rollback has freed it and found no other."""
+        state: TrainState | None = getattr(trainer, "state", None)
+        if state is None:
+            raise ResourceError(
+                "the run has failed, and so has its rollback: no state is left",
+                where=self.output,
+                remedy="run() goes on from the last checkpoint",
+            )
+        return state
 
     def stop(self) -> None:
         """Stop the run after this step, with its state saved; for callbacks."""
@@ -554,6 +568,7 @@ class Trainer:
                 begun = True
                 interrupts.listen()
                 for event in trainer.run(stop_at, lambda: self._stop or interrupts.reason):
+                    self.config = trainer.state.config  # a rollback changes it
                     if isinstance(event, Stepped):
                         folder.keep()
                     elif isinstance(event, Evaluated):

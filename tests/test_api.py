@@ -22,7 +22,7 @@ import splatcli
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.cli.commands import run
-from splatcli.errors import DivergedError, SceneError, SplatError, UsageError
+from splatcli.errors import DivergedError, ResourceError, SceneError, SplatError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.rendering import render
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
@@ -721,6 +721,49 @@ def test_a_run_that_diverged_at_once_can_be_started_again(ball: Path, tmp_path: 
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["diverged_000000.json"]
     factor = 1.0
     assert trainer.run().step == 3
+
+
+@NEEDS_COMPILER
+def test_another_call_keeps_what_a_rollback_changed(ball: Path, tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def loss(image: torch.Tensor, target: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 25:
+            raise ZeroDivisionError
+        return plain_loss(image, target, counts) * (float("nan") if len(calls) == 8 else 1.0)
+
+    options: dict[str, Any] = {"iterations": 30, "loss": loss, "save.steps": (5,), **TINY}
+    trainer = splatcli.Trainer(ball, output=tmp_path / "run", **options)
+    before = trainer.config.optim.means_lr
+    for stop_at in (10, 12):
+        done = trainer.run(stop_at)
+        assert load_checkpoint(done.checkpoint).config.optim.means_lr == trainer.config.optim.means_lr == 0.5 * before
+    with pytest.raises(ZeroDivisionError):
+        trainer.run()
+    assert load_checkpoint(trainer.run().checkpoint).config.optim.means_lr == 0.5 * before
+
+
+@NEEDS_COMPILER
+def test_a_rollback_that_fails_leaves_a_clear_error(
+    ball: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise MemoryError
+
+    def loss(image: torch.Tensor, target: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+        return plain_loss(image, target, counts) * (float("nan") if trainer.step == 7 and not failed else 1.0)
+
+    failed: list[str] = []
+    trainer = splatcli.Trainer(ball, output=tmp_path / "run", iterations=10, loss=loss, **{"save.steps": (5,)}, **TINY)
+    with monkeypatch.context() as patch, pytest.raises(ResourceError, match="does not fit either"):
+        patch.setattr("splatcli.train.recovery.shard_of", full)
+        trainer.run()
+    for name in ("step", "model"):
+        with pytest.raises(ResourceError, match="no state is left"):
+            getattr(trainer, name)
+    failed.append("once")
+    assert trainer.run().step == trainer.step == 10
 
 
 @NEEDS_COMPILER
