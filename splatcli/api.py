@@ -426,8 +426,7 @@ class Trainer:
             raise UsageError("this is no run", where=path, remedy="name a run folder, or a checkpoint in one")
         checkpoint = load_checkpoint(file, mapped=True)
         check_loss(checkpoint, folder, given=loss is not None)
-        assignments = [f"{key}={json.dumps(value)}" for key, value in dotted_settings(settings).items()]
-        config, notes = changed_config(checkpoint.config, assignments=assignments)
+        config, notes = changed_config(checkpoint.config, values=dotted_settings(settings))
         self.scene = self._read(Path(checkpoint.dataset.root) if scene is None else scene, config)
         self._prepare(config, device, callbacks, loss, strategy)
         self.output, self._from, self._given, self._overwrite, self._named = folder, file, None, False, True

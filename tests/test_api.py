@@ -298,6 +298,18 @@ def test_a_run_in_parts_is_that_in_one(ball: Path, tmp_path: Path) -> None:
 
 
 @NEEDS_COMPILER
+def test_a_resumed_run_takes_none_and_other_values_of_python(ball: Path, tmp_path: Path) -> None:
+    options = {"iterations": 6, "cap_max": 300, "cache_bytes": 1_000_000, **TINY}
+    splatcli.Trainer(ball, output=tmp_path / "run", **options).run(stop_at=2)
+    changed = {"cap_max": None, "cache_bytes": None, "iterations": "8", "save.steps": (4,), "optim.beta1": 0.5}
+    config = splatcli.Trainer.resume(tmp_path / "run", device="cpu", **changed).config
+    assert (config.strategy.cap_max, config.data.cache_bytes, config.train.iterations) == (None, None, 8)
+    assert (config.save.steps, config.optim.beta1) == ((4,), 0.5)
+    with pytest.raises(UsageError, match="out of range"):
+        splatcli.Trainer.resume(tmp_path / "run", device="cpu", iterations=None)
+
+
+@NEEDS_COMPILER
 @pytest.mark.parametrize("kind", ["on_step", "on_refine", "on_eval"])
 def test_an_error_in_a_callback_stops_the_run_with_its_state_saved(ball: Path, tmp_path: Path, kind: str) -> None:
     class Broken:

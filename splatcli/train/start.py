@@ -163,25 +163,31 @@ _FLUSH_SETTINGS = {"optim.shN_lr", "optim.beta1", "optim.beta2", "optim.eps"}
 
 
 def changed_config(
-    stored: Config, *, file: Path | None = None, assignments: list[str] | None = None, allowed: Iterable[str] = ()
+    stored: Config,
+    *,
+    file: Path | None = None,
+    assignments: list[str] | None = None,
+    values: dict[str, Any] | None = None,
+    allowed: Iterable[str] = (),
 ) -> tuple[Config, list[str]]:
     """Return the settings to continue with, and a sentence for each changed one.
 
     file: settings as they were given to the run; differences are refused, unless they are harmless or ``allowed``.
     assignments: ``key=value`` strings, which request a change.
+    values: dotted key -> value, which request a change too.
     Raises UsageError, listing the differences that need consent and those that are not possible.
     """
     before = flat_settings(stored)
     allowed = _known_keys(allowed, before)
-    requested = set(read_settings(assignments=assignments))
-    values = {
+    requested = read_settings(assignments=assignments) | (values or {})
+    given = {
         key: value
-        for key, value in read_settings(file=file, assignments=assignments).items()
+        for key, value in (read_settings(file=file) | requested).items()
         if key != "data.scene"  # the flag --data says where the scene is
     }
-    config = with_settings(stored, values)
+    config = with_settings(stored, given)
     after = flat_settings(config)
-    different = [key for key in values if after[key] != before[key]]
+    different = [key for key in given if after[key] != before[key]]
     changes = {key: f"{key} was {shown(before[key])}, is {shown(after[key])}" for key in different}
     if "train.iterations" in changes:
         changes["train.iterations"] += "; the schedule stays, added steps have the final learning rate"
@@ -194,7 +200,7 @@ def changed_config(
             where=file,
             remedy="leave them out, or start a new run from this one's model: splat train SCENE --init CKPT",
         )
-    refused = [key for key in different if key not in requested | allowed and not key.startswith(_HARMLESS)]
+    refused = [key for key in different if key not in requested.keys() | allowed and not key.startswith(_HARMLESS)]
     if refused:
         raise UsageError(
             "these settings are not those of the run: " + "; ".join(changes[key] for key in refused),
