@@ -9,6 +9,7 @@ device. torch's autograd computes nothing, so that ``precision`` does not change
 from __future__ import annotations
 
 import atexit
+import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.distributed.process_group import ProcessGroup, destroy_default_group, wrap_default_group
@@ -30,12 +32,15 @@ from splatcli.scene.scene import Scene
 from splatcli.train.backgrounds import training_image_background
 from splatcli.train.data_parallel import ReadOnlyRunDir
 from splatcli.train.events import Evaluated, Event, Stepped
+from splatcli.train.start import changed_config, differing_settings
 from splatcli.train.trainer import Trainer
 
 try:
     import lightning.pytorch as pl
 except ImportError:
     raise ResourceError("Lightning is not installed", remedy="pip install 'splatcli[lightning]'") from None
+
+_log = logging.getLogger(__name__)
 
 #: The key of a run's state in Lightning's checkpoints: the bytes of a checkpoint of splatcli, as uint8.
 KEY = "splatcli"
@@ -60,7 +65,10 @@ class SceneData(pl.LightningDataModule):
             self.scene = read_scene(Path(self.config.data.scene), self.config.data, background=background)
 
     def train_dataloader(self) -> DataLoader[int]:
-        return DataLoader(_Steps(self.config.train.iterations), batch_size=None)
+        module = None if self.trainer is None else self.trainer.lightning_module
+        run = module.run if isinstance(module, SplatModule) else None
+        config = self.config if run is None else run.state.config
+        return DataLoader(_Steps(config.train.iterations), batch_size=None)
 
     def val_dataloader(self) -> DataLoader[int]:
         return DataLoader(_Steps(1), batch_size=None)
@@ -83,7 +91,8 @@ class SplatModule(pl.LightningModule):
     """Training as by ``splat train`` with the same settings; use it with a SceneData.
 
     config: settings, as of splatcli.config.build_config(); ``train.batch_size`` views a step are shared by the
-        devices of Lightning's Trainer, and there must be as many as devices.
+        devices of Lightning's Trainer, and there must be as many as devices. A run that is resumed goes on with them,
+        its schedule included, as with ``splat resume --set``; those that are fixed when a run is made must be the same.
     Logs train_loss, num_gaussians, and val_psnr and val_ssim of the held-out views (rank 0 scores them).
     """
 
@@ -130,7 +139,14 @@ class SplatModule(pl.LightningModule):
                 self.run = Trainer.start(self.config, data.scene, run_dir=folder, device=str(device), group=self.group)
             else:
                 found, self._checkpoint = self._checkpoint, None
-                self.run = Trainer.resume(found, data.scene, run_dir=folder, device=str(device), group=self.group)
+                self.run = self._resumed(found, data.scene, folder, str(device))
+
+    def _resumed(self, found: Checkpoint, scene: Scene, folder: RunDir, device: str) -> Trainer:
+        """Return the run of a checkpoint, which goes on with the settings of this module. Raises as changed_config()."""
+        config, notes = changed_config(found.config, values=differing_settings(self.config, found.config))
+        for note in notes:
+            _log.info(note)
+        return Trainer.resume(found, scene, run_dir=folder, device=device, config=config, notes=notes, group=self.group)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD([self.turn], lr=0.0)
@@ -138,7 +154,7 @@ class SplatModule(pl.LightningModule):
     def training_step(self, batch: int, batch_idx: int) -> None:
         assert self.run is not None
         events = self.run.advance()
-        if self.run.state.step >= self.config.train.iterations:
+        if self.run.state.step >= self.run.state.config.train.iterations:
             events += self.run.drain()
         self._log_steps(events)
         optimizer = self.optimizers()
@@ -170,18 +186,15 @@ class SplatModule(pl.LightningModule):
             checkpoint[KEY] = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the run that is stored. Raises ModelFileError when it is not a sound checkpoint."""
+        """Restore the run that is stored, with the settings of this module.
+
+        Raises ModelFileError when it is not a sound checkpoint, UsageError for settings that cannot change.
+        """
         found = stored_run(checkpoint)
         if self.run is None:
             self._checkpoint = found
         else:
-            self.run = Trainer.resume(
-                found,
-                self.run.scene,
-                run_dir=self.run.run_dir,
-                device=str(self.run.state.gaussians.device),
-                group=self.group,
-            )
+            self.run = self._resumed(found, self.run.scene, self.run.run_dir, str(self.run.state.gaussians.device))
 
     def on_exception(self, exception: BaseException) -> None:
         if self.group is not None:

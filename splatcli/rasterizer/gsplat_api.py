@@ -301,8 +301,9 @@ class _View:
         self.antialiased = mode == "antialiased"
 
     def lift(self, colors: Tensor) -> Tensor:
-        """Return [] the least number that lifts all ``colors`` to 0 or above, on all ranks of a group."""
-        own = (-colors.detach().amin()).clamp(min=0.0) if colors.numel() else colors.new_zeros(())
+        """Return [] the least number that lifts all ``colors`` that are finite to 0 or above, on all ranks of a group."""
+        finite = torch.where(colors.detach().isfinite(), colors.detach(), 0.0)
+        own = (-finite.amin()).clamp(min=0.0) if colors.numel() else colors.new_zeros(())
         return own if self.group is None else own.new_tensor(self.group.all_reduce_max(float(own)))
 
     def prepare(self, gaussians: Gaussians, background: Tensor | None, colors: Tensor | None = None) -> ViewRender:

@@ -21,8 +21,14 @@ from splatcli.train.sampler import ViewSampler
 
 Some = TypeVar("Some")
 
-#: Settings in which the blocks of a scene may differ; those of the merged run are its own.
-_OWN = frozenset({"data.block", "strategy.cap_max", "memory.cap", "memory.budget", "memory.offload", "data.scene"})
+#: Settings in which the blocks of a scene may differ: those of the merged run are its own, dropout follows from the
+#: views of a block, and a rollback lowers learning rates. The merged run has the first block's.
+_OWN = frozenset(
+    {
+        *("data.block", "strategy.cap_max", "memory.cap", "memory.budget", "memory.offload", "data.scene"),
+        *("train.dropout", "optim.means_lr", "optim.means_lr_final"),
+    }
+)
 
 
 def own_rows(checkpoint: Checkpoint, grid: Grid, block: int) -> Tensor:

@@ -158,6 +158,9 @@ _HARMLESS = ("save.", "guard.", "train.eval_every", "data.cache_bytes", "memory.
 _FIXED_VIEWS = ("views.pose_opt", "views.exposure", "views.bilateral_grid", "views.ppisp")
 _FIXED = ("model.", "data.", "train.seed", "train.filter_3d", "strategy.name")
 
+#: Settings that a new run decides where they have this value, see planned_config().
+_UNDECIDED = {"strategy.cap_max": "auto", "memory.cap": None, "train.dropout": None, "data.depth_type": None}
+
 #: Settings with which shN catches up on missed steps (AdamState).
 _FLUSH_SETTINGS = {"optim.shN_lr", "optim.beta1", "optim.beta2", "optim.eps"}
 
@@ -208,6 +211,19 @@ def changed_config(
             remedy=" ".join(f"--allow-config-change {key}" for key in refused) + " goes on with them",
         )
     return config, [f"changed: {text}" for text in changes.values()]
+
+
+def differing_settings(config: Config, stored: Config) -> dict[str, Any]:
+    """Return dotted key -> value of the settings in which ``config``, of a new run, differs from those of a run.
+
+    What the run has decided when it began is no difference.
+    """
+    before = flat_settings(stored)
+    return {
+        key: value
+        for key, value in flat_settings(config).items()
+        if value != before[key] and not (key in _UNDECIDED and value == _UNDECIDED[key])
+    }
 
 
 def check_iterations(config: Config, step: int) -> None:

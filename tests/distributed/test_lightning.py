@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from splatcli.config import with_settings
+from splatcli.errors import UsageError
 from splatcli.scene.read import read_scene
 from splatcli.train import step
 from splatcli.train.data_parallel import ReadOnlyRunDir, state_digest
@@ -98,6 +99,21 @@ def test_a_checkpoint_of_lightning_goes_on_where_it_was(scene: Path, expected: t
         second.fit(module, datamodule=SceneData(config), ckpt_path=path)
     assert module.run is not None
     assert (module.run.state.step, state_digest(module.run.state)) == (STEPS, expected[1])
+
+    # The settings of the module that resumes count, as those of splat resume do.
+    longer = with_settings(config, {"train.iterations": STEPS + 2, "train.ssim_lambda": 0.5})
+    other = with_settings(config, {"model.sh_degree": 0})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = SplatModule(longer)
+        pl.Trainer(max_steps=STEPS + 2, **quiet).fit(module, datamodule=SceneData(longer), ckpt_path=path)  # type: ignore[arg-type]
+        assert module.run is not None
+        assert module.run.state.config.train.ssim_lambda == 0.5
+        assert module.run.state.step == STEPS + 2
+        with pytest.raises(UsageError, match="sh_degree"):
+            pl.Trainer(max_steps=STEPS, **quiet).fit(  # type: ignore[arg-type]
+                SplatModule(other), datamodule=SceneData(other), ckpt_path=path
+            )
 
 
 def test_steps_in_flight_are_done_before_a_checkpoint_a_score_and_the_end(
