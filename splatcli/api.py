@@ -155,7 +155,8 @@ class Model:
                 return cls.of_checkpoint(load_checkpoint(file), file, device)
             imported = import_model(file)
             gaussians, notes = to_gaussians(imported, import_options or ImportOptions(), file, None)
-            return cls(gaussians.to(device), file, imported.origin, notes=tuple(notes))
+            settings = RenderSettings(antialiased=imported.antialiased)
+            return cls(gaussians.to(device), file, imported.origin, settings=settings, notes=tuple(notes))
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Checkpoint, path: Path, device: str | torch.device = "cpu") -> Model:

@@ -142,7 +142,7 @@ class SplatModule(pl.LightningModule):
                 self.run = self._resumed(found, data.scene, folder, str(device))
 
     def _resumed(self, found: Checkpoint, scene: Scene, folder: RunDir, device: str) -> Trainer:
-        """Return the run of a checkpoint, which goes on with the settings of this module. Raises as changed_config()."""
+        """Return the run of a checkpoint with the settings of this module. Raises as changed_config()."""
         config, notes = changed_config(found.config, values=differing_settings(self.config, found.config))
         for note in notes:
             _log.info(note)

@@ -26,6 +26,7 @@ from splatcli.errors import DivergedError, ResourceError, SceneError, SplatError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.rendering import render
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
+from splatcli.render.images import RenderSettings
 from splatcli.train.densify import Refinement
 from splatcli.train.events import Evaluated, Refined, Stepped
 from tests.cli.tiny import QUICK, write_scene
@@ -814,3 +815,12 @@ def test_arguments_of_another_type_are_named(trained: Path, ball: Path, tmp_path
         render(model.gaussians, model.cameras[0], background=[1.0, 1.0, 1.0])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="img2 is a ndarray"):
         splatcli.fused_ssim(torch.from_numpy(wrong), wrong)  # type: ignore[arg-type]
+
+
+def test_a_file_of_an_antialiased_model_is_rendered_and_exported_so(tmp_path: Path) -> None:
+    model = splatcli.Model(random_gaussians(5), settings=RenderSettings(antialiased=True))
+    model.export(tmp_path / "x.spz")
+    again = splatcli.Model.load(tmp_path / "x.spz")
+    assert again.settings.antialiased
+    again.export(tmp_path / "y.ply")
+    assert splatcli.Model.load(tmp_path / "y.ply").settings.antialiased

@@ -296,18 +296,17 @@ def _rendered(
     import numpy as np
 
     from splatcli.render.comparison import Rendered, own_cameras
-    from splatcli.render.images import RenderSettings
 
     ours, theirs = owner.checkpoint, model.checkpoint
-    settings = RenderSettings() if theirs is None else RenderSettings.trained(theirs)
+    settings = model.render_settings()
     if background is None and ours is not None:
-        background = RenderSettings.trained(ours).background
+        background = owner.render_settings().background
     if background is not None:
         settings = replace(settings, background=background)
     if ours is None or model is owner:
         return Rendered(model.gaussians, settings)
     if theirs is None:
-        if ours.config.train.antialiased:
+        if owner.antialiased and not model.antialiased:
             out.note(f"note: {model.path} is rendered without --antialiased, with which {owner.path} was trained")
         return Rendered(model.gaussians, settings)
     shift = np.subtract(ours.dataset.offset, theirs.dataset.offset)

@@ -91,7 +91,7 @@ def edit_model(
             remedy="-o edited.ply; to train on: splat train SCENE --init edited.ply",
         )
     scene = None if args.refine is None else _scene_to_refine_on(loaded, following, args.data)
-    model = EditedModel.as_read(loaded.gaussians, checkpoint)
+    model = EditedModel.as_read(loaded.gaussians, checkpoint, antialiased=loaded.antialiased)
     if args.picture is not None:
         model = replace(model, dropped=[])
     if checkpoint is not None and any(isinstance(one, Clean) for one in following):
@@ -174,10 +174,10 @@ def warn_of_differences(parts: Sequence[EditedPart], out: Output) -> None:
     first = parts[0]
     known: list[EditedPart] = []
     for part in parts:
-        if part.offset is None:
-            continue
         if part is not first and part.model.metadata.antialiased != first.model.metadata.antialiased:
             out.warn(f"{part.path}: it and {first.path} were not both trained with --antialiased")
+        if part.offset is None:
+            continue
         moved = any(isinstance(one, Move | AlignTo) for one in part.operations)
         other = next((one for one in known if one.offset != part.offset), None)
         if other is not None and other.offset is not None and not moved:

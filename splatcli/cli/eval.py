@@ -148,13 +148,13 @@ def _measure(
 
     extremes: gets every comparison, and keeps the images of the worst and best.
     """
-    from splatcli.render.images import RenderSettings, render_pixels
+    from splatcli.render.images import render_pixels
     from splatcli.render.scoring import means
     from splatcli.render.selection import select_views
     from splatcli.train.evaluate import protocol, unlike_note
 
     checkpoint = model.checkpoint
-    settings = RenderSettings() if checkpoint is None else RenderSettings.trained(checkpoint)
+    settings = model.render_settings()
     owner = scene if checkpoint is None else checkpoint
     scores, fitted, indices, figures = [], [], [], []
     refined = scene.cameras if checkpoint is None else checkpoint.refined_cameras()

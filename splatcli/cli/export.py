@@ -360,7 +360,7 @@ def _selected(
         )
     for note in notes:
         out.note(f"note: {note}")
-    return gaussians, ExportMetadata.of(checkpoint, comments)
+    return gaussians, ExportMetadata.of(checkpoint, comments, antialiased=loaded.antialiased)
 
 
 #: Formats that have comments.

@@ -134,7 +134,6 @@ def mesh(args: MeshArguments) -> int:
     from splatcli.mesh.files import format_of
     from splatcli.native.backend import resolve_device
     from splatcli.output_files import check_place, write_bytes
-    from splatcli.render.images import RenderSettings
 
     assert args.output is not None, "checked above"
     encode = format_of(args.output)
@@ -153,11 +152,10 @@ def mesh(args: MeshArguments) -> int:
         for note in notes:
             out.note(f"note: {note}")
         checkpoint = loaded.checkpoint
-        settings = RenderSettings() if checkpoint is None else RenderSettings.trained(checkpoint)
         made = build_mesh(
             gaussians,
             _cameras(loaded, args, out),
-            settings,
+            loaded.render_settings(),
             MeshOptions(
                 voxel=args.voxel,
                 resolution=args.resolution or RESOLUTION,

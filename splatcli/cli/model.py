@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from splatcli.checkpoint.state import Checkpoint
     from splatcli.cli.console import Output
     from splatcli.gaussians import Gaussians
+    from splatcli.render.images import RenderSettings
 
 #: Paths of a folder that is no run to look at for models, and models to name.
 _INSPECTED, _SHOWN = 1000, 3
@@ -36,6 +37,7 @@ class Model:
     gaussians: on the device that was asked for, as of the checkpoint's step; those of ``checkpoint`` are on the CPU and
         as stored.
     dropped: Gaussians with NaN or infinite values that the import options left out.
+    antialiased: trained with opacity compensation.
     """
 
     path: Path
@@ -43,6 +45,15 @@ class Model:
     gaussians: Gaussians
     checkpoint: Checkpoint | None
     dropped: int = 0
+    antialiased: bool = False
+
+    def render_settings(self) -> RenderSettings:
+        """Return the settings of a render as the model was trained; black where no checkpoint says its background."""
+        from splatcli.render.images import RenderSettings
+
+        if self.checkpoint is None:
+            return RenderSettings(antialiased=self.antialiased)
+        return RenderSettings.trained(self.checkpoint)
 
 
 def find_model(given: Path | None, *, out: Output | None = None, allow_older: bool | None = None) -> Path:
@@ -158,13 +169,14 @@ def _load_model(
                 remedy="leave --param-space out",
             )
         checkpoint = load_checkpoint(path)
-        return Model(path, "checkpoint", flushed(checkpoint).to(device), checkpoint)
+        antialiased = checkpoint.config.train.antialiased
+        return Model(path, "checkpoint", flushed(checkpoint).to(device), checkpoint, antialiased=antialiased)
     model = import_model(path, lenient=import_options.lenient)
     gaussians, notes = to_gaussians(model, import_options, path, cameras)
     if echo is not None:
         for note in notes:
             echo(f"note: {note}")
-    return Model(path, model.origin, gaussians.to(device), None, len(model) - len(gaussians))
+    return Model(path, model.origin, gaussians.to(device), None, len(model) - len(gaussians), model.antialiased)
 
 
 def _piped_path() -> Path | None:

@@ -584,9 +584,7 @@ def _kinds(opts: RenderOptions, target: Target, chosen: Views) -> tuple[str, ...
 
 
 def _render_settings(model: Model, opts: RenderOptions, target: Target) -> RenderSettings:
-    from splatcli.render.images import RenderSettings
-
-    settings = RenderSettings.trained(model.checkpoint) if model.checkpoint else RenderSettings()
+    settings = model.render_settings()
     if target.format == "exr":  # has alpha instead of a background
         return replace(settings, background=(0.0, 0.0, 0.0))
     return settings if opts.background is None else replace(settings, background=opts.background)

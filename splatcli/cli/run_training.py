@@ -385,6 +385,8 @@ def _initial_model(config: Config, import_options: ImportOptions, out: Output) -
         cameras=lambda: read_scene(Path(config.data.scene), config.data).cameras,
         echo=out.note,
     )
+    if model.antialiased and not config.train.antialiased:
+        out.note(f"note: {path} was trained antialiased; --antialiased trains it on so")
     return model.gaussians
 
 

@@ -179,7 +179,7 @@ class _Shown:
         if not len(loaded.gaussians):
             raise UsageError("the model has no Gaussians", where=self.path, remedy="name another model")
         gaussians, _ = select(loaded.gaussians, sh_degree=min(_SH_DEGREE, loaded.gaussians.sh_degree))
-        reported = ExportMetadata.of(loaded.checkpoint)
+        reported = ExportMetadata.of(loaded.checkpoint, antialiased=loaded.antialiased)
         exact = len(gaussians) <= _MOST_EXACT
         name, encode = ("scene.ply", encode_ply) if exact else ("scene.compressed.ply", encode_compressed_ply)
         self._documents = {

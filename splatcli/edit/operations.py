@@ -329,9 +329,12 @@ class EditedModel:
     dropped: Sequence[Gaussians] | None = None
 
     @classmethod
-    def as_read(cls, gaussians: Gaussians, checkpoint: Checkpoint | None) -> EditedModel:
-        """Return a model before all operations. checkpoint: its own; a file of splats has none, hence no cameras."""
-        metadata, rows = ExportMetadata.of(checkpoint), torch.arange(len(gaussians))
+    def as_read(cls, gaussians: Gaussians, checkpoint: Checkpoint | None, *, antialiased: bool = False) -> EditedModel:
+        """Return a model before all operations. checkpoint: its own; a file of splats has none, hence no cameras.
+
+        antialiased: as of ExportMetadata.of().
+        """
+        metadata, rows = ExportMetadata.of(checkpoint, antialiased=antialiased), torch.arange(len(gaussians))
         if checkpoint is None:
             return cls(gaussians, metadata, rows=rows)
         up = None if checkpoint.dataset.place is None else np.array([0.0, 0.0, 1.0])

@@ -21,7 +21,7 @@ from splatcli.checkpoint.foreign.imported import (
 )
 from splatcli.errors import ModelFileError
 from splatcli.formats.format import Encoded, ExportMetadata, Format
-from splatcli.formats.ply import PlyElement, PlyHeader, binary_rows, read_ply_header
+from splatcli.formats.ply import MIP_COMMENT, PlyElement, PlyHeader, binary_rows, read_ply_header, render_mode
 from splatcli.formats.quantisation import (
     Doubles,
     colours_of,
@@ -111,6 +111,7 @@ def import_compressed_ply(path: Path, *, lenient: bool = False) -> ImportedModel
         ),
         declared=True,
         sealed=True,
+        antialiased=render_mode(header) == "mip",
         notes=notes,
     )
 
@@ -125,7 +126,7 @@ def _sh_values() -> Floats:
 def _head(chunks: int, count: int, rest: int, metadata: ExportMetadata) -> str:
     lines = ["ply", "format binary_little_endian 1.0"]
     lines += [f"comment {comment}" for comment in metadata.comments]
-    lines += ["comment SplatRenderMode: mip"] if metadata.antialiased else []
+    lines += [f"comment {MIP_COMMENT}"] if metadata.antialiased else []
     lines += [f"element chunk {chunks}", *(f"property float {name}" for name in [*_MEANS, *_SCALES, *_COLOURS])]
     lines += [f"element vertex {count}", *(f"property uint {name}" for name in _PACKED)]
     if rest:

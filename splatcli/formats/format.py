@@ -40,10 +40,12 @@ class ExportMetadata:
     z_up: bool = False
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint | None, comments: Sequence[str] = ()) -> ExportMetadata:
-        """Return the metadata of a checkpoint; only the comments where the model came from another file."""
+    def of(
+        cls, checkpoint: Checkpoint | None, comments: Sequence[str] = (), *, antialiased: bool = False
+    ) -> ExportMetadata:
+        """Return the metadata of a checkpoint. antialiased: of a model from another file, which has no checkpoint."""
         if checkpoint is None:
-            return cls(comments)
+            return cls(comments, antialiased)
         antialiased, place = checkpoint.config.train.antialiased, checkpoint.dataset.place
         return cls.of_cameras(checkpoint.refined_cameras(), comments, antialiased, place)
 

@@ -314,7 +314,12 @@ def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
     rotations = table(f"{EXTENSION}:ROTATION", 4)
     scales, opacities = table(f"{EXTENSION}:SCALE", 3), table(f"{EXTENSION}:OPACITY", 1)[:, 0]
     if bool((scales < 0).any()):
-        raise ModelFileError("a standard deviation below 0", where=f"{path}: {EXTENSION}:SCALE")
+        raise ModelFileError(
+            "a standard deviation below 0",
+            where=f"{path}: {EXTENSION}:SCALE",
+            remedy="writers of the extension's drafts stored logarithms; export it again with a newer version of that "
+            "program, or as PLY",
+        )
     sh0 = table(f"{EXTENSION}:SH_DEGREE_0_COEF_0", 3)
     shN = np.zeros((count, SH_REST[degree], 3), np.float32)
     with np.errstate(over="ignore"):

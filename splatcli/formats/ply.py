@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -200,6 +201,11 @@ def binary_rows(header: PlyHeader, element: PlyElement, path: Path) -> NDArray[A
 #: millimetres, all of whose log-scales are positive.
 RAW_COMMENT = "splatcli: scale_* are natural logarithms, opacity is a logit, rot_* is w x y z, not normalised"
 
+#: The comment of a model that was trained antialiased, in Brush's spelling, which viewers read.
+MIP_COMMENT = "SplatRenderMode: mip"
+#: What comments say of that: the mode of Brush and splat-transform, in any case, or Postshot's flag.
+_RENDER_MODE = re.compile(r"\s*(?:splatrendermode:\s*(\w+)|antialiased\s+([01]))\s*", re.IGNORECASE)
+
 _MEANS = ["x", "y", "z"]
 _NORMALS = ["nx", "ny", "nz"]
 _SH0 = ["f_dc_0", "f_dc_1", "f_dc_2"]
@@ -264,8 +270,16 @@ def ply_comments(metadata: ExportMetadata) -> tuple[list[str], list[str]]:
     if not metadata.antialiased:
         return list(metadata.comments), []
     note = "trained antialiased; viewers that cannot compensate opacity show it too thick"
-    # Brush's spelling, which viewers read.
-    return [*metadata.comments, "SplatRenderMode: mip"], [note]
+    return [*metadata.comments, MIP_COMMENT], [note]
+
+
+def render_mode(header: PlyHeader) -> str:
+    """Return the mode that the comments of a PLY name last: mip for antialiased, 2dgs, default, or another word."""
+    modes = [found.groups() for text in header.comments if (found := _RENDER_MODE.fullmatch(text))]
+    if not modes:
+        return "default"
+    mode, flag = modes[-1]
+    return str(mode).lower() if flag is None else "mip" if flag == "1" else "default"
 
 
 def write_ply(gaussians: Gaussians, file: BinaryIO, comments: Sequence[str] = ()) -> None:
@@ -406,6 +420,7 @@ def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
         place=place,
         declared=RAW_COMMENT in header.comments,
         sealed=_is_sealed(header, columns),
+        antialiased=render_mode(header) == "mip",
         notes=notes,
     )
 

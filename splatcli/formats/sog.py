@@ -184,7 +184,7 @@ def sog_files(gaussians: Gaussians, *, antialiased: bool = False, entries: int =
         )
     meta: dict[str, Any] = {"version": VERSION, "asset": {"generator": f"splatcli {__version__}"}, "count": count}
     if antialiased:
-        meta["model"] = "antialiased"
+        meta |= {"model": "antialiased", "antialias": True}  # as splat-transform names it, and the format's description
     images: dict[str, Texels] = {}
 
     def put(name: str, texels: Texels) -> str:
@@ -288,6 +288,7 @@ class _Meta(BaseModel):
     model_config = ConfigDict(extra="ignore")
     count: Annotated[int, Field(ge=1, le=1 << 28)]
     model: str | None = None
+    antialias: bool | None = None
     means: _Means
     quats: _Part
     scales: _Coded
@@ -370,6 +371,10 @@ def _read(meta: _Meta, open_file: _Open, size: int, path: Path) -> ImportedModel
         """Return [count, 4] of an image with a texel for each Gaussian."""
         return _pixels(open_file(name), name, count, size, path).reshape(-1, 4)[:count]
 
+    if meta.model == "2dgs":
+        raise ModelFileError(
+            "this is a 2D Gaussian (2DGS) model, not a 3D one", where=path, remedy="show it in a viewer of 2D Gaussians"
+        )
     if len(meta.means.files) != 2:
         raise ModelFileError("means has one file; the lower and the upper bytes are two", where=path)
     low, high = np.array(meta.means.mins), np.array(meta.means.maxs)
@@ -385,9 +390,6 @@ def _read(meta: _Meta, open_file: _Open, size: int, path: Path) -> ImportedModel
             where=path,
         )
     colours = texels(meta.sh0.files[0])
-    notes = []
-    if meta.model == "antialiased":
-        notes.append("it was trained antialiased, as the file says; it is taken as if it was not")
     with np.errstate(over="ignore"):
         means = np.sign(stretched) * np.expm1(np.abs(stretched))
     return ImportedModel(
@@ -404,7 +406,7 @@ def _read(meta: _Meta, open_file: _Open, size: int, path: Path) -> ImportedModel
         ),
         declared=True,
         sealed=True,
-        notes=notes,
+        antialiased=meta.model == "antialiased" or bool(meta.antialias),
     )
 
 

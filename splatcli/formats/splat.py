@@ -46,7 +46,8 @@ def encode_splat(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     # q and -q are one rotation; 1 cannot be stored and -1 can.
     rows["quats"] = quantised(np.where(quats[:, :1] > 0, -quats, quats) * 128.0 + 128.0, 255)
     weight = columns.scales.astype(np.float64).sum(axis=1) + np.log(np.maximum(opacities, 1e-30))
-    return Encoded(rows[np.argsort(-weight, kind="stable")].tobytes())
+    note = "trained antialiased; a .splat file has no word for it, and viewers show it too thick"
+    return Encoded(rows[np.argsort(-weight, kind="stable")].tobytes(), [note] if metadata.antialiased else [])
 
 
 def import_splat(path: Path, *, lenient: bool = False) -> ImportedModel:

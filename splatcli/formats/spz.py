@@ -288,8 +288,6 @@ def import_spz(path: Path, *, lenient: bool = False) -> ImportedModel:
     count = header.count
     alphas, colours, scales = (np.frombuffer(stream, np.uint8) for stream in streams[1:4])
     harmonics = np.frombuffer(streams[5], np.uint8).reshape(count, SH_REST[header.sh_degree], 3)
-    if header.flags & ANTIALIASED:
-        notes.append("it was trained antialiased, as the file says; it is taken as if it was not")
     return ImportedModel(
         f"SPZ version {header.version}",
         Columns.tensors(
@@ -302,6 +300,7 @@ def import_spz(path: Path, *, lenient: bool = False) -> ImportedModel:
         ),
         declared=True,
         sealed=True,
+        antialiased=bool(header.flags & ANTIALIASED),
         notes=notes,
     )
 

@@ -405,23 +405,27 @@ def import_streamed(path: Path, *, lenient: bool = False) -> ImportedModel:
     if len(set(index.filenames)) < len(index.filenames):
         raise ModelFileError("a chunk is listed twice", where=path)
     parts, notes = [], [f"level 0 of {index.levels} levels of detail is read"]
+    antialiased = False
     for file, ranges in track(sorted(by_file.items()), "chunks", len(by_file)):
-        columns = _chunk(path, index.filenames[file], notes)
-        parts.append(_rows(columns, ranges, index.filenames[file], path))
+        chunk = _chunk(path, index.filenames[file], notes)
+        antialiased |= chunk.antialiased
+        parts.append(_rows(chunk.columns, ranges, index.filenames[file], path))
     if index.environment is not None:
-        parts.append(_chunk(path, index.environment, notes))
+        parts.append(_chunk(path, index.environment, notes).columns)
         notes.append(f"{len(parts[-1].means):,} Gaussians of it are its environment")
-    return ImportedModel("streamed SOG", _joined(parts), declared=True, sealed=True, notes=notes)
+    return ImportedModel(
+        "streamed SOG", _joined(parts), declared=True, sealed=True, antialiased=antialiased, notes=notes
+    )
 
 
-def _chunk(index: Path, name: str, notes: list[str]) -> Columns[Tensor]:
-    """Return the Gaussians of a chunk; its notes that are not there yet are added."""
+def _chunk(index: Path, name: str, notes: list[str]) -> ImportedModel:
+    """Return the model in a chunk; its notes that are not there yet are added."""
     place = PurePosixPath(name)
     if place.is_absolute() or ".." in place.parts or "\\" in name or "\0" in name or place.name != "meta.json":
         raise ModelFileError(f"{name!r} is no chunk inside this folder", where=index)
     model = import_sog(index.parent / place)
     notes += [note for note in model.notes if note not in notes]
-    return model.columns
+    return model
 
 
 def _rows(columns: Columns[Tensor], ranges: Sequence[_Range], name: str, path: Path) -> Columns[Tensor]:

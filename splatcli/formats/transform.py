@@ -72,7 +72,9 @@ def transformed(columns: Columns[Floats], matrix: NDArray[np.float64]) -> Column
     if not np.allclose(rotation @ rotation.T, np.eye(3), rtol=0, atol=_EVEN):
         raise ValueError("shears, or scales its axes differently")
     x, y, z, w = scipy.spatial.transform.Rotation.from_matrix(rotation).as_quat()
-    a, b, c, d = columns.quats.astype(np.float64).T
+    old = columns.quats.astype(np.float64)
+    old[(old == 0).all(axis=1), 0] = 1.0  # zero is the identity, and has to turn as that
+    a, b, c, d = old.T
     quats = [w * a - x * b - y * c - z * d, w * b + x * a + y * d - z * c]
     quats += [w * c - x * d + y * a + z * b, w * d + x * c - y * b + z * a]
     mixed = np.einsum("ij,njc->nic", sh_rotation(rotation, columns.shN.shape[1]), columns.shN.astype(np.float64))

@@ -301,7 +301,7 @@ class _View:
         self.antialiased = mode == "antialiased"
 
     def lift(self, colors: Tensor) -> Tensor:
-        """Return [] the least number that lifts all ``colors`` that are finite to 0 or above, on all ranks of a group."""
+        """Return [] the least number that lifts all finite ``colors`` to 0 or above, on all ranks of a group."""
         finite = torch.where(colors.detach().isfinite(), colors.detach(), 0.0)
         own = (-finite.amin()).clamp(min=0.0) if colors.numel() else colors.new_zeros(())
         return own if self.group is None else own.new_tensor(self.group.all_reduce_max(float(own)))

@@ -25,6 +25,7 @@ _EXPORT = "export the cameras again: File, Export, Export Cameras, Agisoft XML"
 _MAX_SKEW = 0.5
 #: Distances from the Earth's centre, metres, at which coordinates are geocentric.
 _EARTH = (6.3e6, 6.4e6)
+_IN_RIG = "slaves of a multi-camera rig, which have no poses of their own in the file; only its masters are used"
 _NUMBERS = ("f", "cx", "cy", "b1", "b2", "k1", "k2", "k3", "k4", "p1", "p2", "p3", "p4")
 
 
@@ -51,10 +52,13 @@ def read_metashape(root: Path, data: DataConfig, problems: Problems) -> SceneSou
     placements, only = _placements(chunk, file, notes)
     views: list[View] = []
     skipped: Counter[str] = Counter()
+    aligned = {camera.get("id") for camera in chunk.iterfind("cameras//camera") if camera.find("transform") is not None}
     for element in chunk.iterfind("cameras//camera"):
         reason = _why_not(element, only)
         if reason is not None:
-            skipped[reason] += 1
+            # Its pose is its sensor's offset from the master, in a unit that Agisoft does not describe.
+            in_rig = element.find("transform") is None and element.get("master_id") in aligned
+            skipped[_IN_RIG if in_rig else reason] += 1
             continue
         label = f"camera {element.get('id', '?')} {element.get('label', '')!r}"
         with problems.collect():

@@ -112,7 +112,7 @@ def clean_points(raw: RawPoints, offset: NDArray[np.float64], *, drop_bad: bool,
 
 
 def read_points_ply(path: Path, limit: int) -> RawPoints:
-    """Read the vertices of a PLY file: x y z, and red green blue (0..255, or 0..1 in floating point); else grey.
+    """Read the vertices of a PLY file: x y z, and a colour under any of _COLOURS; grey without one.
 
     limit: at most so many, spread evenly over the file.
     Raises SceneError when the file is missing, damaged, shorter than its header says, or has no coordinates.
@@ -135,15 +135,33 @@ def read_points_ply(path: Path, limit: int) -> RawPoints:
         raise SceneError(f"its vertices have lists ({', '.join(lists)})", where=path, remedy=_PLY_REMEDY)
     total = len(vertex)
     vertex = vertex[:: stride(total, limit)]
-    with np.errstate(all="ignore"):  # clean_points reports what is not finite; colours are cut to their range
+    with np.errstate(all="ignore"):  # clean_points reports what is not finite
         xyz = np.stack([vertex[axis].astype(np.float64) for axis in "xyz"], axis=1)
         rgb = np.full((len(xyz), 3), 128, dtype=np.uint8)
-        if {"red", "green", "blue"} <= set(names):
-            channels = np.stack([vertex[name] for name in ("red", "green", "blue")], axis=1)
-            if channels.dtype.kind == "f":
-                channels = np.nan_to_num(channels) * 255.0
-            rgb = np.clip(np.round(channels), 0, 255).astype(np.uint8)
+        channels = next((found for found in _COLOURS if set(found) <= set(names)), None)
+        if channels is not None:
+            rgb = _bytes(np.stack([vertex[name] for name in channels], axis=1))
     return RawPoints(xyz, rgb, path, total)
+
+
+#: Names of colours in PLY files, the usual ones first.
+_COLOURS = (("red", "green", "blue"), ("r", "g", "b"), ("diffuse_red", "diffuse_green", "diffuse_blue"))
+#: Floating-point colours whose largest value is above this are 0..255; some in 0..1 exceed 1 a little.
+_LARGEST_UNIT = 2.0
+
+
+def _bytes(channels: NDArray[np.generic]) -> NDArray[np.uint8]:
+    """Return [P, 3] colours as bytes: integers above 255 are of 16 bits; floats are 0..1, or 0..255 if any is large."""
+    if channels.dtype == np.uint8:
+        return channels.astype(np.uint8)
+    values = channels.astype(np.float64)
+    largest = values.max(initial=0.0, where=np.isfinite(values))
+    scale = 1.0
+    if channels.dtype.kind == "f":
+        scale = 1.0 if largest > _LARGEST_UNIT else 255.0
+    elif largest > 255:
+        scale = 1 / 257
+    return np.clip(np.round(np.nan_to_num(values) * scale), 0, 255).astype(np.uint8)
 
 
 _PLY_REMEDY = "write the points again as PLY with x y z red green blue, or drop ply_file_path from the scene file"

@@ -9,8 +9,11 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
+import splatcli
 from splatcli.checkpoint.file import load_checkpoint
-from splatcli.formats.registry import FORMATS
+from splatcli.formats.format import ExportMetadata
+from splatcli.formats.ply import encode_ply
+from splatcli.formats.registry import FORMATS, import_model
 from tests.cli.tiny import QUICK
 from tests.formats.made import scene
 from tests.formats.made_ksplat import ksplat
@@ -143,3 +146,56 @@ def test_a_failed_write_leaves_the_old_file(splat: Splat, finished_run: Path, tm
     assert splat("export", finished_run, "-o", path, "--crop", "sphere:99,99,99,1").code == 2
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.spz"]
+
+
+@pytest.fixture
+def antialiased_ply(tmp_path: Path) -> Path:
+    """Gaussians smaller than a pixel, trained antialiased as the file says."""
+    gaussians = scene(300, 1)
+    gaussians.log_scales -= 2
+    path = tmp_path / "mip.ply"
+    path.write_bytes(encode_ply(gaussians, ExportMetadata(antialiased=True)).payload)
+    return path
+
+
+def test_every_conversion_of_an_antialiased_model_says_so(splat: Splat, antialiased_ply: Path, tmp_path: Path) -> None:
+    path = antialiased_ply
+    for command, name in (
+        ("export", "a.spz"),
+        ("export", "b.sog"),
+        ("export", "c.lod"),
+        ("edit", "d.lod"),
+        ("export", "e.compressed.ply"),
+        ("edit", "f.spz"),
+        ("edit", "g.ply"),
+    ):
+        done = splat(command, path, "-o", tmp_path / name)
+        assert done.code == 0, done.err
+        assert "note: it was trained antialiased, as the file says, and is rendered so" in done.err
+        path = Path(done.lines[-1])
+        assert import_model(path).antialiased, name
+    merged = splat("edit", path, antialiased_ply, "-o", tmp_path / "h.ply")
+    assert "were not both trained" not in merged.err
+    (tmp_path / "plain.ply").write_bytes(encode_ply(scene(30, 1), ExportMetadata()).payload)
+    mixed = splat("edit", path, tmp_path / "plain.ply", "-o", tmp_path / "i.ply")
+    assert "were not both trained with --antialiased" in mixed.err
+    assert "trained antialiased; a .splat file" in splat("export", path, "-o", tmp_path / "j.splat").err
+
+
+def test_an_antialiased_file_is_rendered_so(
+    splat: Splat, antialiased_ply: Path, two_cameras: Path, tmp_path: Path
+) -> None:
+    plain = tmp_path / "plain.ply"
+    plain.write_bytes(encode_ply(splatcli.Model.load(antialiased_ply).gaussians, ExportMetadata()).payload)
+    found = pictures(splat, antialiased_ply, two_cameras, tmp_path / "a")
+    without = pictures(splat, plain, two_cameras, tmp_path / "b")
+    assert 0 < found.mean() < 0.9 * without.mean()  # opacities of small Gaussians are lower
+
+
+def test_training_from_an_antialiased_file_names_the_option(
+    splat: Splat, antialiased_ply: Path, tiny_scene: Path, tmp_path: Path
+) -> None:
+    words = ["train", tiny_scene, "-n", "1", *QUICK, "--init", antialiased_ply]
+    said = "was trained antialiased; --antialiased trains it on so"
+    assert said in splat(*words, "-o", tmp_path / "a").err
+    assert said not in splat(*words, "-o", tmp_path / "b", "--antialiased").err

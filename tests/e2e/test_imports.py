@@ -270,6 +270,23 @@ def test_b1_stretches_the_width_and_a_small_skew_is_reported(tmp_path: Path) -> 
     assert "1 cameras of the Metashape chunk are not aligned" in scene.notes
 
 
+def test_slaves_of_a_rig_are_reported_as_such(tmp_path: Path) -> None:
+    """Their elements name a master and have no transform; one whose master is not aligned has no pose at all."""
+    made.write_images(tmp_path / "images")
+    write.metashape(tmp_path, None, [known_camera(i) for i in range(made.COUNT)])
+    slaves = "".join(f'<camera id="{90 + i}" sensor_id="0" master_id="{i}" label="slave{i}"/>' for i in range(2))
+    lost = f'<camera id="92" sensor_id="0" master_id="{made.COUNT}" label="slave2"/>'
+    text = (tmp_path / "project.xml").read_text().replace("</group></cameras>", f"{slaves}{lost}</group></cameras>")
+    (tmp_path / "project.xml").write_text(text)
+    scene = read_scene(tmp_path, DataConfig())
+    assert len(scene.cameras) == made.COUNT
+    assert "2 cameras of the Metashape chunk are not aligned" in scene.notes
+    assert (
+        "2 cameras of the Metashape chunk are slaves of a multi-camera rig, which have no poses of their own in the "
+        "file; only its masters are used" in scene.notes
+    )
+
+
 # --- points, and places on the Earth ----------------------------------------------------------------------------------
 
 

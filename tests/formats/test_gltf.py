@@ -174,3 +174,18 @@ def test_normalised_integers_are_read(tmp_path: Path) -> None:
     found = import_gltf(tmp_path / "a.glb").columns
     assert (found.quats / found.quats.norm(dim=1, keepdim=True) - expected.quats).abs().max() < 1e-4
     assert (found.opacities.sigmoid() - expected.opacities.sigmoid()).abs().max() <= 0.5 / 255 + 1e-6
+
+
+def test_logarithms_in_place_of_scales_are_named(good: bytes, tmp_path: Path) -> None:
+    """Writers of the extension's drafts stored them."""
+    document, binary = parts_of(good)
+    accessor = document["accessors"][document["meshes"][0]["primitives"][0]["attributes"][f"{PREFIX}SCALE"]]
+    view = document["bufferViews"][accessor["bufferView"]]
+    begin = view.get("byteOffset", 0)
+    scales = np.frombuffer(binary[begin : begin + view["byteLength"]], "<f4")
+    written = binary[:begin] + np.log(scales).astype("<f4").tobytes() + binary[begin + view["byteLength"] :]
+    (tmp_path / "a.glb").write_bytes(glb(document, written))
+    with pytest.raises(ModelFileError, match="a standard deviation below 0") as caught:
+        import_gltf(tmp_path / "a.glb")
+    assert caught.value.remedy is not None
+    assert "stored logarithms" in caught.value.remedy

@@ -121,6 +121,7 @@ def webp(width: int, height: int) -> bytes:
     [
         (lambda members, meta: meta.update(version=1), "SOG version 1"),
         (lambda members, meta: meta.pop("version"), "SOG version 1"),
+        (lambda members, meta: meta.update(model="2dgs"), "2D Gaussian (2DGS) model"),
         (lambda members, meta: meta.update(count=0), "count: "),
         (lambda members, meta: meta.update(count=10**9), "count: "),
         (lambda members, meta: meta.update(count=10**8), "100,000,000 are needed"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
-from splatcli.formats.format import ExportMetadata
+from splatcli.formats.format import ExportMetadata, Format
 from splatcli.formats.registry import FORMATS, import_model
 from splatcli.formats.selection import select
+from splatcli.formats.sog import sog_files
 from splatcli.gaussians import Gaussians
 from tests.formats.made import by_position, errors, scene
 
@@ -134,3 +136,65 @@ def test_a_second_round_trip_changes_nothing_more(name: str, tmp_path: Path) -> 
     for attribute, error in errors(once, twice).items():
         # What was rounded once lies on the grid; but a quaternion is brought to length 1 first, which leaves it.
         assert error <= (1.0 if attribute == "quats" else 0.1) * getattr(bound, attribute) + 1e-5, attribute
+
+
+@pytest.mark.parametrize("known", [known for known in FORMATS if known.write], ids=lambda known: known.name)
+@pytest.mark.parametrize("antialiased", [False, True])
+def test_a_file_says_whether_its_model_was_trained_antialiased(
+    known: Format, antialiased: bool, tmp_path: Path
+) -> None:
+    package = {"spz4": "zstandard", "usdz": "pxr"}.get(known.name)
+    if package is not None:
+        pytest.importorskip(package, reason="an extra of splatcli is not installed")
+    assert known.write is not None
+    encoded = known.write(scene(40, 0), ExportMetadata(antialiased=antialiased))
+    path = tmp_path / f"x{known.suffix or '.' + known.name}"
+    path.write_bytes(encoded.payload)
+    model = import_model(path)
+    if known.name in ("splat", "glb", "usdz"):
+        assert not model.antialiased
+        assert any("trained antialiased" in note for note in encoded.notes) == antialiased
+        return
+    assert model.antialiased == antialiased
+    notes = to_gaussians(model, ImportOptions(), path)[1]
+    assert notes == (["it was trained antialiased, as the file says, and is rendered so"] if antialiased else [])
+
+
+@pytest.mark.parametrize(
+    ("comments", "antialiased"),
+    [
+        (["Exported from Brush", "SH degree: 0", "SplatRenderMode: mip"], True),
+        (["  SPLATRENDERMODE:  Mip "], True),
+        (["SplatRenderMode: default"], False),
+        (["antialiased 1"], True),
+        (["antialiased 0"], False),
+        (["antialiased 1", "SplatRenderMode: default"], False),
+        (["not antialiased 1"], False),
+    ],
+)
+@pytest.mark.parametrize("name", ["ply", "compressed.ply"])
+def test_comments_of_other_programs_say_it_too(
+    name: str, comments: list[str], antialiased: bool, tmp_path: Path
+) -> None:
+    known = next(known for known in FORMATS if known.name == name)
+    assert known.write is not None
+    path = tmp_path / "x.ply"
+    path.write_bytes(known.write(scene(9, 0), ExportMetadata(comments)).payload)
+    assert import_model(path).antialiased == antialiased
+
+
+@pytest.mark.parametrize(
+    ("changes", "antialiased"),
+    [
+        ({"antialias": True}, True),
+        ({"model": "antialiased"}, True),
+        ({"antialias": False, "model": "default"}, False),
+        ({"antialias": None}, False),
+    ],
+)
+def test_either_name_in_a_sog_says_it(changes: dict[str, object], antialiased: bool, tmp_path: Path) -> None:
+    for name, content in sog_files(scene(9, 0)).items():
+        (tmp_path / name).write_bytes(content)
+    meta = tmp_path / "meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | changes))
+    assert import_model(meta).antialiased == antialiased

@@ -82,6 +82,14 @@ def test_the_picture_is_the_same_for_a_camera_that_moves_along(degree: int) -> N
     assert (seen(after, dataclasses.replace(camera, viewmat=viewmat)) - picture).abs().max() < 1e-4
 
 
+def test_a_zero_quaternion_turns_as_the_identity_that_it_is() -> None:
+    columns = Columns.of(scene(2))
+    one = columns._replace(quats=np.array([[1.0, 0.0, 0.0, 0.0]] * 2, np.float32))
+    zero = columns._replace(quats=np.zeros((2, 4), np.float32))
+    found, expected = (transformed(each, moving(1.0)).quats for each in (zero, one))
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_the_half_turn_is_one_of_all_rotations() -> None:
     for coefficients in SH_REST:
         found = sh_rotation(ABOUT_Z[:3, :3], coefficients)

@@ -20,15 +20,22 @@ def read_points_ply(path: Path, limit: int = 1000) -> PointCloud:
     return cloud
 
 
-def _write(path: Path, xyz: np.ndarray, rgb: np.ndarray | None = None, text: bool = False, order: str = "<") -> None:
+def _write(
+    path: Path,
+    xyz: np.ndarray,
+    rgb: np.ndarray | None = None,
+    text: bool = False,
+    order: str = "<",
+    names: tuple[str, ...] = ("red", "green", "blue"),
+) -> None:
     columns = [("x", "f4"), ("y", "f4"), ("z", "f4")]
     if rgb is not None:
-        columns += [(name, rgb.dtype.str[1:]) for name in ("red", "green", "blue")]
+        columns += [(name, rgb.dtype.str[1:]) for name in names]
     rows = np.empty(len(xyz), dtype=columns)
     for i, axis in enumerate("xyz"):
         rows[axis] = xyz[:, i]
     if rgb is not None:
-        for i, name in enumerate(("red", "green", "blue")):
+        for i, name in enumerate(names):
             rows[name] = rgb[:, i]
     PlyData([PlyElement.describe(rows, "vertex")], text=text, byte_order=order).write(str(path))
 
@@ -48,6 +55,38 @@ def test_points_and_colours_are_read(tmp_path: Path, text: bool, order: str, kin
 def test_points_without_colours_are_grey(tmp_path: Path) -> None:
     _write(tmp_path / "a.ply", np.zeros((3, 3), np.float32))
     np.testing.assert_array_equal(read_points_ply(tmp_path / "a.ply").rgb, np.full((3, 3), 128))
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor", "offset"),
+    [
+        ("u2", 257, 0),  # of 16 bits
+        ("i4", 257, 0),
+        ("u2", 1, 0),  # bytes in a wider type
+        ("f4", 1, 0),  # 0..255
+        ("f4", 1 / 255, 0.004),  # 0..1, a little exceeded
+    ],
+)
+def test_colours_of_every_number_type_and_range_are_read(
+    kind: str, factor: float, offset: float, tmp_path: Path
+) -> None:
+    rgb = np.array([[10, 20, 30], [40, 150, 160], [255, 0, 255]])
+    _write(tmp_path / "a.ply", np.zeros((3, 3), np.float32), (rgb * factor + offset).astype(kind))
+    found = read_points_ply(tmp_path / "a.ply").rgb
+    assert np.abs(found.astype(int) - rgb).max() <= (1 if offset else 0)
+
+
+def test_colours_that_are_not_finite_leave_the_range_of_the_others(tmp_path: Path) -> None:
+    rgb = np.array([[0.5, np.nan, np.inf], [0.2, 0.4, -np.inf]], np.float32)
+    _write(tmp_path / "a.ply", np.zeros((2, 3), np.float32), rgb)
+    np.testing.assert_array_equal(read_points_ply(tmp_path / "a.ply").rgb, [[128, 0, 255], [51, 102, 0]])
+
+
+@pytest.mark.parametrize("names", [("r", "g", "b"), ("diffuse_red", "diffuse_green", "diffuse_blue")])
+def test_colours_of_other_names_are_read(names: tuple[str, ...], tmp_path: Path) -> None:
+    rgb = np.array([[10, 20, 30], [40, 150, 160]], np.uint8)
+    _write(tmp_path / "a.ply", np.zeros((2, 3), np.float32), rgb, names=names)
+    np.testing.assert_array_equal(read_points_ply(tmp_path / "a.ply").rgb, rgb)
 
 
 def test_points_that_are_not_finite_are_refused(tmp_path: Path) -> None:

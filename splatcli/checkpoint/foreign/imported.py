@@ -132,6 +132,7 @@ class ImportedModel:
     names: column -> the file's name for it. place: the words for a place in the file.
     declared: the file says that its values are raw.
     sealed: it also proves it, by a digest or by the way that its format encodes them: no part of them was activated.
+    antialiased: the file says that it was trained with opacity compensation.
     notes: remarks for the user.
     """
 
@@ -142,6 +143,7 @@ class ImportedModel:
     place: Callable[[str, tuple[int, ...]], str] = at_index
     declared: bool = False
     sealed: bool = False
+    antialiased: bool = False
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -190,10 +192,10 @@ class ImportedModel:
         ]
 
     def remarks(self) -> list[str]:
-        """Return remarks on columns that look odd but prove nothing."""
+        """Return remarks on opacity compensation, and on columns that look odd but prove nothing."""
+        found = ["it was trained antialiased, as the file says, and is rendered so"] if self.antialiased else []
         if len(self) < _MIN_TELLING:
-            return []
-        found = []
+            return found
         first, last = (float(self.columns.quats[:, i].abs().mean()) for i in (0, 3))
         if last > _SWAPPED_RATIO * first:
             found.append("the last component of the quaternions is the largest: are they x y z w instead of w x y z?")
