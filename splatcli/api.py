@@ -370,7 +370,8 @@ class Trainer:
         **settings: Any,
     ) -> None:
         values = dotted_settings(settings)
-        given = None
+        given: Gaussians | None = None
+        model = init if isinstance(init, Model) else None
         if isinstance(init, Model | Gaussians):
             given = init.gaussians if isinstance(init, Model) else init
             values["model.init"] = str(getattr(init, "path", None) or "Gaussians")
@@ -382,7 +383,9 @@ class Trainer:
                     remedy="a Model, Gaussians, a path, sfm, hull or random",
                 )
             values["model.init"] = str(init)
-            given = None if str(init) in NAMED_STARTS else Model.load(init).gaussians
+            if str(init) not in NAMED_STARTS:
+                model = Model.load(init)
+                given = model.gaussians
         given = None if given is None else _as_stored(given)
         if strategy is not None:
             values["strategy.name"] = strategy if isinstance(strategy, str) else type(_checked(strategy)).__name__
@@ -391,6 +394,8 @@ class Trainer:
         if config.data.blocks is not None:
             raise UsageError("blocks are trained by splat train", where="blocks", remedy="leave it out")
         self.scene = self._read(scene, config)
+        if given is not None and model is not None and model.step is not None:  # a file of splats has no offset
+            given = given.moved((np.array(model.offset) - self.scene.offset).tolist())
         start = resolve_init(config, self.scene) if given is None else config.model.init
         if start != config.model.init:  # known only after reading the scene; learning rates depend on it
             config = build_config({**values, "model.init": start}, preset=preset, by_flags=False)

@@ -223,7 +223,7 @@ def measure(cell: Cell, folder: Path, *, keep: bool, sheet: bool) -> tuple[Recor
         *(figures[name] for name in ("step", "psnr", "ssim", "num_gaussians", "views", "protocol")),
     )
     if sheet:
-        _run(["eval", str(run), "--sheet", str(folder / f"{cell.name}.png"), "--quiet"], log)
+        _run(["eval", str(run), "--sheet", str(folder / f"{cell.name}.png"), "--quiet"], log, "a")
     if not keep:
         shutil.rmtree(run, ignore_errors=True)
     partial = path.with_suffix(".part")
@@ -236,9 +236,12 @@ def _shown(command: list[str]) -> str:
     return " ".join(["splat", *command])
 
 
-def _run(arguments: list[str], log: Path) -> resource.struct_rusage:
-    """Run ``splat`` and return its resource usage. A signal that ends this process ends the run first."""
-    with log.open("w", encoding="utf-8") as words:
+def _run(arguments: list[str], log: Path, mode: str = "w") -> resource.struct_rusage:
+    """Run ``splat`` and return its resource usage. A signal that ends this process ends the run first.
+
+    log: of its stderr; mode "a" adds to it.
+    """
+    with log.open(mode, encoding="utf-8") as words:
         process = subprocess.Popen(
             [sys.executable, "-m", "splatcli", *arguments], stdout=subprocess.DEVNULL, stderr=words
         )

@@ -7,8 +7,8 @@ activated twice. Formats that store activated values convert in formats/quantisa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -92,6 +92,13 @@ class Gaussians:
 
     def to(self, device: torch.device | str) -> Gaussians:
         return self.map(lambda t: t.to(device))
+
+    def moved(self, shift: Sequence[float]) -> Gaussians:
+        """Return the Gaussians moved by ``shift``, world units; the other tensors are shared."""
+        if not any(shift):
+            return self
+        by = torch.tensor(shift, dtype=torch.float64, device=self.device)
+        return replace(self, means=(self.means.detach().double() + by).to(self.means.dtype))
 
     def detach_clone(self) -> Gaussians:
         return self.map(lambda t: t.detach().clone())

@@ -19,7 +19,7 @@ import torch
 from torch.testing import assert_close
 
 import splatcli
-from splatcli.checkpoint.file import load_checkpoint
+from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.cli.commands import run
 from splatcli.errors import DivergedError, ResourceError, SceneError, SplatError, UsageError
@@ -417,6 +417,24 @@ def test_a_run_with_its_own_loss_continues_only_with_one(
         run(["train", str(ball), *QUICK, "-n", "2", "--init", str(run_folder), "-o", str(tmp_path / "new"), "-q"]) == 0
     )
     assert load_checkpoint(tmp_path / "new" / "ckpts" / "ckpt_000002.pt").loss is None
+
+
+@NEEDS_COMPILER
+def test_a_start_from_a_run_heeds_the_offsets_of_both_scenes(ball: Path, tmp_path: Path) -> None:
+    first = splatcli.train(ball, output=tmp_path / "run", **{**TINY, "iterations": 1})
+    checkpoint = load_checkpoint(first.checkpoint)
+    checkpoint.dataset = dataclasses.replace(checkpoint.dataset, offset=(0.25, -0.5, 0.0))
+    save_checkpoint(tmp_path / "far.pt", checkpoint)
+    expected = checkpoint.gaussians.means + torch.tensor([0.25, -0.5, 0.0])
+    words = ["--init", str(tmp_path / "far.pt"), "-n", "1000", "--stop-at", "1", "-o", str(tmp_path / "new"), "-q"]
+    assert run(["train", str(ball), *QUICK, *words]) == 0
+    found = load_checkpoint(tmp_path / "new" / "ckpts" / "ckpt_000001.pt").gaussians.means
+    assert_close(found, expected, rtol=0.0, atol=0.05)
+    for init in (str(tmp_path / "far.pt"), splatcli.Model.load(tmp_path / "far.pt")):
+        settings = {name: value for name, value in TINY.items() if name != "init"}
+        given = splatcli.Trainer(ball, output=tmp_path / "x", init=init, **settings)._given
+        assert given is not None
+        assert_close(given.means, expected)
 
 
 @NEEDS_COMPILER

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from splatcli.cli.console import Output, format_time, make_reporter
 from splatcli.cli.dry_run import show_earlier, show_sfm, show_training
-from splatcli.cli.model import find_model, load_model, newest_checkpoint, run_folder
+from splatcli.cli.model import Model, find_model, load_model, newest_checkpoint, run_folder
 from splatcli.cli.process import ECHO, Requests, exit_code
 from splatcli.cli.ranks import check_sharded
 from splatcli.cli.sfm import lacks_cameras, scene_with_cameras
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from splatcli.checkpoint.run_dir import RunDir
     from splatcli.config import Config
     from splatcli.distributed.process_group import ProcessGroup
-    from splatcli.gaussians import Gaussians
     from splatcli.train.events import Evaluated
     from splatcli.train.trainer import Trainer
     from splatcli.viewer.live_viewer import LiveRun
@@ -133,8 +132,14 @@ def start_training(
             config = run.rebuild_config(moved)
         out.note(f"reading {config.data.scene}")
         with _slow_section(group, "reading the scene"):
-            given = _initial_model(config, run.import_options, out)
+            model = _initial_model(config, run.import_options, out)
             scene = read_scene(Path(config.data.scene), config.data, background=training_image_background(config))
+        given = None if model is None else model.gaussians
+        if model is not None and model.checkpoint is not None:  # a file of splats has no offset
+            given = model.gaussians.moved(
+                [a - b for a, b in zip(model.checkpoint.dataset.offset, scene.offset, strict=True)]
+            )
+        del model
         if run.overwrite and run.output is not None:
             _check_movable(run.output, scene.root)
         start = resolve_init(config, scene)
@@ -365,8 +370,8 @@ def _check_movable(folder: Path, scene: Path) -> None:
             )
 
 
-def _initial_model(config: Config, import_options: ImportOptions, out: Output) -> Gaussians | None:
-    """Return the Gaussians of the model that ``--init`` names; None for a named start."""
+def _initial_model(config: Config, import_options: ImportOptions, out: Output) -> Model | None:
+    """Return the model that ``--init`` names; None for a named start."""
     from splatcli.config import NAMED_STARTS
     from splatcli.scene.read import read_scene
 
@@ -387,7 +392,7 @@ def _initial_model(config: Config, import_options: ImportOptions, out: Output) -
     )
     if model.antialiased and not config.train.antialiased:
         out.note(f"note: {path} was trained antialiased; --antialiased trains it on so")
-    return model.gaussians
+    return model
 
 
 def summary(run: Path, checkpoint: Path, num_gaussians: int, score: Evaluated | None) -> str:

@@ -43,6 +43,10 @@ END_SECONDS = 1.0
 SCORING_MARGIN = 1.5
 
 
+#: Learning rates that a rollback lowers.
+_RATES = frozenset({"optim.means_lr", "optim.means_lr_final"})
+
+
 class TimeBudget:
     """The plan of a run that ends ``limit`` seconds after the start of this process.
 
@@ -107,17 +111,31 @@ class TimeBudget:
 
     def update(self, trainer: Trainer) -> None:
         """Reschedule the run when the plan is off; called after each step."""
+        from splatcli.config import flat_settings, with_settings
         from splatcli.train.step_time import GAUSSIANS_PER_STEP
 
         state = trainer.state
+        self._heed_rollbacks(trainer.next_config)
         count, cap = len(state.gaussians), state.config.max_gaussians()
         steps = self._planner.replan(state.step, state.config.train.iterations, count, cap or count)
         if steps is None:
             return
         wanted = max(self._start, count, GAUSSIANS_PER_STEP * steps)
-        # The limit by memory was computed when the run was created.
-        self._values["memory.cap"] = state.config.memory.cap
-        trainer.reschedule(self._planned(steps, wanted if self._most is None else min(wanted, self._most)))
+        planned = self._planned(steps, wanted if self._most is None else min(wanted, self._most))
+        # What the run has decided since, such as dropout and the limit by memory, stays.
+        before, after = flat_settings(self.config), flat_settings(planned)
+        changes = {key: after[key] for key in after if after[key] != before[key]}
+        for key in _RATES & changes.keys():
+            changes[key] *= self._slower
+        self.config = planned
+        trainer.reschedule(with_settings(trainer.next_config, changes))
+
+    def _heed_rollbacks(self, config: Config) -> None:
+        """Take over what rollbacks have changed in ``config``, so that no later plan undoes it."""
+        cap, planned_cap = config.strategy.cap_max, self.config.strategy.cap_max
+        if isinstance(cap, int) and isinstance(planned_cap, int) and cap < planned_cap:
+            self._most = cap if self._most is None else min(self._most, cap)
+        self._slower = config.optim.means_lr / self.config.optim.means_lr
 
     def _planned(self, steps: int, count: int) -> Config:
         from splatcli.train.step_time import COARSE_PART

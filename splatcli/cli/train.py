@@ -77,6 +77,8 @@ class TrainArguments:
 
     def __post_init__(self) -> None:
         settings, processes = self.settings, self.processes
+        if self.max_time is not None:
+            _seconds(self.max_time)
         maps = [
             f"--{name}"
             for name in ("exposure", "bilateral-grid", "ppisp")
@@ -84,29 +86,37 @@ class TrainArguments:
         ]
         if len(maps) > 1:
             raise options.exclusion(*maps[:2], remedy="give one; each maps the colours of an image")
-        several = processes.ranks or processes.distributed or settings.get("train.batch_size", 1) > 1
-        if self.max_time is not None and several:
-            raise UsageError(
-                "--max-time plans for one process and one view per step",
-                where="--max-time",
-                remedy="give --iterations, or leave out --ranks, --distributed and --batch-size",
-            )
-        if settings.get("memory.offload") and (several or self.max_time is not None):
-            raise UsageError(
-                "--offload is for one process, one view per step, and a number of steps",
-                where="--offload",
-                remedy="leave out --ranks, --distributed, --batch-size and --max-time",
-            )
+        self._check_combination(settings)
         if self.dry_run and processes.distributed and processes.ranks is None:
             raise UsageError(
                 "--dry-run starts no processes, and does not join those of a launcher",
                 where="--dry-run",
                 remedy="say how many there are: --ranks N",
             )
-        if self.max_time is not None and "train.iterations" in settings:
+
+    def check_settings(self) -> None:
+        """Raise UsageError for settings that do not go together, also where a file or --set gives them."""
+        from splatcli.config import read_settings
+
+        self._check_combination(read_settings(self.settings, file=self.config, assignments=self.assignments))
+
+    def _check_combination(self, given: Mapping[str, Any]) -> None:
+        batch = given.get("train.batch_size", 1)
+        several = self.processes.ranks or self.processes.distributed or (isinstance(batch, int) and batch > 1)
+        if self.max_time is not None and several:
+            raise UsageError(
+                "--max-time plans for one process and one view per step",
+                where="--max-time",
+                remedy="give --iterations, or leave out --ranks, --distributed and --batch-size",
+            )
+        if given.get("memory.offload") and (several or self.max_time is not None):
+            raise UsageError(
+                "--offload is for one process, one view per step, and a number of steps",
+                where="--offload",
+                remedy="leave out --ranks, --distributed, --batch-size and --max-time",
+            )
+        if self.max_time is not None and "train.iterations" in given:
             raise UsageError("--max-time chooses the steps itself", where="--iterations", remedy="give one of the two")
-        if self.max_time is not None:
-            _seconds(self.max_time)
 
     def build(self, values: Mapping[str, Any]) -> Config:
         """Return the settings of the run, with ``values`` under dotted keys in place of those that are given."""
@@ -147,6 +157,7 @@ def train(args: TrainArguments) -> int:
 
     processes = args.processes
     layout = any(args.settings.get(f"data.{key}") for key in ("format", "model", "images"))
+    args.check_settings()
     scene, note = scene_to_train(args.scene, is_layout_given=layout)
     args = replace(args, scene=scene)
     with open_output(json=args.json, quiet=args.quiet) as out:
@@ -185,7 +196,7 @@ def train(args: TrainArguments) -> int:
             if sharded:
                 check_sharded(config, viewer=args.page.viewer)
             args.foreign.check_model_is_given(config.model.init not in NAMED_STARTS)
-            block = args.settings.get("data.block")
+            block = config.data.block
             if config.data.blocks is not None:
                 _check_blocks(args, block)
                 if ranks is not None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageCms, UnidentifiedImageError
+from PIL import Image, ImageCms, ImageFile, UnidentifiedImageError
 
 from splatcli.errors import ResourceError, SceneError, SplatError, system_error
 from splatcli.scene import heif
@@ -166,7 +166,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         yield image
 
 
-def open_image(path: Path) -> Image.Image:
+def open_image(path: Path) -> ImageFile.ImageFile:
     """Open the file with Pillow, as one of the formats that are read. Raises what Pillow raises, and SceneError."""
     formats: tuple[str, ...] = FORMATS
     if heif.is_heif(_start(path)):

@@ -249,6 +249,11 @@ class Trainer:
         """Continue with other settings from the next step on; to be called between two events of run()."""
         self._next_config = config
 
+    @property
+    def next_config(self) -> Config:
+        """The settings from the next step on."""
+        return self._next_config or self.state.config
+
     def _apply_next_config(self) -> Iterator[Event]:
         """Continue with the settings of reschedule(), if there are any."""
         config, self._next_config = self._next_config, None

@@ -182,7 +182,7 @@ class LiveRun:
 
         self._runs = 0
         self._loss: float | None = None
-        self._scores: dict[str, float] = {}
+        self._scores: dict[str, float | None] = {}
         self._marks: deque[tuple[float, int]] = deque(maxlen=_MARKS)  # when each of these steps was done
         self._problem: str | None = None
         self._returned_at = clock()
@@ -202,7 +202,8 @@ class LiveRun:
             self._loss = event.loss if math.isfinite(event.loss) else None
             self._mark(event.step)
         elif isinstance(event, Evaluated | Probed):
-            self._scores["test_psnr" if isinstance(event, Evaluated) else "train_psnr"] = event.psnr
+            psnr = event.psnr if math.isfinite(event.psnr) else None  # masks may hide all views
+            self._scores["test_psnr" if isinstance(event, Evaluated) else "train_psnr"] = psnr
         if not self._pending and not self._paused:
             return
         self._facts = {

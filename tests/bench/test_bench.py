@@ -72,6 +72,7 @@ def test_runs_are_measured_once(scene: Path, tmp_path: Path, capfd: pytest.Captu
     assert {"date", "version", "processor", "threads", "matmul_gflops"} <= report.keys()
     assert (tmp_path / "out/thing--short--1.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "out/thing--short--1").exists(), "the run itself is not kept"
+    assert "done in" in (tmp_path / "out/thing--short--1.log").read_text(), "the sheet's words come after the run's"
 
     code, out, err = bench(capfd, *arguments, "--setting", f"other={SHORT} --cap-max 9")
     assert code == 0, err

@@ -7,10 +7,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from splatcli.cli import time_budget
+from splatcli.cli.console import Output
+from splatcli.cli.time_budget import TimeBudget
+from splatcli.cli.train import TrainArguments
+from splatcli.config import Config, with_settings
+from splatcli.scene.read import read_scene
 from splatcli.train import start
 from splatcli.train.init import initial_gaussians
 from tests.native.cases import NEEDS_COMPILER
@@ -62,6 +68,53 @@ def test_times_that_make_no_sense_are_refused(
     assert done.code == 2
     assert words in done.err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--set", "train.iterations=50"), "chooses the steps itself"),
+        (("--config", "SETTINGS"), "chooses the steps itself"),
+        (("--set", "train.batch_size=2"), "one view per step"),
+        (("--set", "memory.offload=true"), "--offload is for"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_however_they_are_given(
+    splat: Splat, tiny_scene: Path, tmp_path: Path, flags: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "settings.toml").write_text("[train]\niterations = 50\n")
+    given = [str(tmp_path / "settings.toml") if flag == "SETTINGS" else flag for flag in flags]
+    done = splat("train", tiny_scene, "--max-time", "60s", *given, "-o", tmp_path / "run")
+    assert (done.code, words in done.err) == (2, True), done.err
+
+
+@NEEDS_COMPILER
+def test_a_correction_keeps_what_the_run_and_its_rollbacks_decided(
+    tiny_scene: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = TrainArguments(scene=tiny_scene, max_time="3600s")
+    scene = read_scene(tiny_scene, arguments.build({}).data)
+    budget = TimeBudget(3600.0, scene, None, "cpu", arguments.build, Output(quiet=True))
+    first = budget.config
+    decided = {
+        "optim.means_lr": 0.5 * first.optim.means_lr,
+        "optim.means_lr_final": 0.5 * first.optim.means_lr_final,
+        "strategy.cap_max": 1000,
+        "train.dropout": 0.2,
+        "memory.cap": 5000,
+    }
+    found: list[Config] = []
+    for steps in (2 * first.train.iterations, first.train.iterations):
+        config = found[-1] if found else with_settings(first, decided)
+        state = SimpleNamespace(step=100, config=config, gaussians=range(900))
+        monkeypatch.setattr(budget._planner, "replan", lambda *_, steps=steps: steps)
+        budget.update(SimpleNamespace(state=state, next_config=config, reschedule=found.append))  # type: ignore[arg-type]
+        assert found[-1].train.iterations == found[-1].schedule.lr_steps == steps
+        planned = arguments.build({"train.iterations": steps})
+        assert found[-1].optim.means_lr == pytest.approx(0.5 * planned.optim.means_lr)
+        assert found[-1].optim.means_lr_final == pytest.approx(0.5 * planned.optim.means_lr_final)
+        kept = (found[-1].strategy.cap_max, found[-1].train.dropout, found[-1].memory.cap)
+        assert kept == (1000, 0.2, 5000)
 
 
 def test_the_age_of_a_process_is_that_since_its_start() -> None:

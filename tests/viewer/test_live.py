@@ -216,6 +216,10 @@ def test_an_older_state_and_a_new_run_measure_anew(
     got = facts(answer.result())
     assert (got["test_psnr"], got["train_psnr"]) == (21.5, 23.5)
     assert "seconds_left" not in got
+    run.report(Probed(5, math.nan, 20), state)  # masks hide all of the views
+    answer = browser.ask(image_request())
+    run.report(Evaluated(5, 21.5, 0.7, 20, []), state)
+    assert facts(answer.result())["train_psnr"] is None
     run.report(Started(0, 12, 20, 5, 1, "cpu"), state)
     clock.now += 2
     answer = browser.ask(image_request())
