@@ -278,7 +278,7 @@ def _comparer(
 
     photos = None
     if chosen.from_run and (scene is not None or owner.checkpoint is not None):
-        photos = photos_of(owner.checkpoint, scene, data, needed=len(models) == 1, out=out)
+        photos = photos_of(owner.checkpoint, scene, data, background, needed=len(models) == 1, out=out)
     elif len(models) == 1:
         raise UsageError(
             f"the views of {chosen.label} have no photos to compare one model with",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +14,7 @@ from splatcli.errors import SceneError, UsageError
 from splatcli.progress import track
 
 if TYPE_CHECKING:
+    from splatcli.checkpoint.state import Checkpoint
     from splatcli.cli.model import Model
     from splatcli.config import Config
     from splatcli.render.scoring import GroundTruth
@@ -59,6 +60,21 @@ class EvalArguments:
         ),
     ] = None
     data: options.Data = None
+    resolution: Annotated[
+        float | None,
+        typer.Option(
+            "-r",
+            "--resolution",
+            metavar="F",
+            help="Size of the images, as of splat train; for a model without a run.",
+        ),
+    ] = None
+    white_background: Annotated[
+        bool,
+        typer.Option(
+            "--white-background", help="Render over white, transparent images too; for a model without a run."
+        ),
+    ] = False
     allow_older: options.AllowOlder = False
     device: options.Device = "auto"
     json: options.Json = False
@@ -70,6 +86,8 @@ class EvalArguments:
             raise UsageError(f"{self.views!r} names no views with images", where="--views", remedy="test, train or all")
         if self.sheet_views is not None and self.sheet is None:
             raise UsageError("there is no sheet to put views on", where="--sheet-views", remedy="add --sheet sheet.png")
+        if self.resolution is not None and not self.resolution > 0:
+            raise UsageError(f"{self.resolution:g} is no size", where="-r", remedy="1, 2, 4, 8 or a width in pixels")
         if self.lpips not in (None, "vgg", "alex"):
             raise UsageError(f"{self.lpips!r} is no network of LPIPS", where="--lpips", remedy="vgg or alex")
 
@@ -87,7 +105,8 @@ def evaluate(args: EvalArguments) -> int:
       splat eval output/scene --sheet sheet.png
       splat eval output/scene --color-corrected --lpips vgg
       splat eval output/scene --json > figures.json
-      splat eval point_cloud.ply --data scene/
+      splat eval point_cloud.ply --data scene/ -r 2
+      splat eval point_cloud.ply --data lego/ --white-background
     """
     from splatcli.cli.console import open_output
     from splatcli.cli.model import find_model, load_model
@@ -122,7 +141,7 @@ def evaluate(args: EvalArguments) -> int:
                 where=path,
                 remedy="name its scene: --data DIR",
             )
-        config = Config() if checkpoint is None else checkpoint.config
+        config = _protocol_of(args, checkpoint)
         root = data if checkpoint is None else scene_folder(checkpoint, data)
         assert root is not None
         scene = read_scene(root, config.data.without_depths(), background=image_background(config))
@@ -141,6 +160,26 @@ def evaluate(args: EvalArguments) -> int:
     return 0
 
 
+def _protocol_of(args: EvalArguments, checkpoint: Checkpoint | None) -> Config:
+    """Return the settings that say how images are read and shown: those of the run, else of the command line."""
+    from splatcli.config import Config, with_settings
+
+    given: dict[str, Any] = {}
+    if args.resolution is not None:
+        given["data.resolution"] = args.resolution
+    if args.white_background:
+        given["train.background"] = "white"
+    if checkpoint is None:
+        return with_settings(Config(), given)
+    if given:
+        raise UsageError(
+            "a run is evaluated at the size and over the background that it was trained with",
+            where="-r" if args.resolution is not None else "--white-background",
+            remedy="leave it out, or evaluate an export: splat eval FILE --data SCENE",
+        )
+    return checkpoint.config
+
+
 def _measure(
     model: Model, config: Config, scene: Scene, ground_truth: GroundTruth, views: str, extremes: Extremes | None
 ) -> tuple[dict[str, Any], list[str], list[str]]:
@@ -151,10 +190,13 @@ def _measure(
     from splatcli.render.images import render_pixels
     from splatcli.render.scoring import means
     from splatcli.render.selection import select_views
+    from splatcli.train.backgrounds import evaluation_background, parse_background
     from splatcli.train.evaluate import protocol, unlike_note
 
     checkpoint = model.checkpoint
     settings = model.render_settings()
+    if checkpoint is None:
+        settings = replace(settings, background=parse_background(evaluation_background(config)))
     owner = scene if checkpoint is None else checkpoint
     scores, fitted, indices, figures = [], [], [], []
     refined = scene.cameras if checkpoint is None else checkpoint.refined_cameras()

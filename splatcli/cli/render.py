@@ -613,30 +613,40 @@ def _ground_truth(
                 "these views have no images of their size", where="--what", remedy="--views test, without --size"
             )
         return None
-    return photos_of(checkpoint, scene, opts.data, needed=needed, out=out)
+    return photos_of(checkpoint, scene, opts.data, opts.background, needed=needed, out=out)
 
 
 def photos_of(
-    checkpoint: Checkpoint | None, scene: Scene | None, data: Path | None, *, needed: bool, out: Output
+    checkpoint: Checkpoint | None,
+    scene: Scene | None,
+    data: Path | None,
+    background: tuple[float, float, float] | None,
+    *,
+    needed: bool,
+    out: Output,
 ) -> GroundTruth | None:
     """Return the images of a scene that was read, else of the scene of a run; None, with a note, when it is missing.
 
-    data: where the scene of the run is now. needed: raise SceneError instead.
+    data: where the scene of the run is now. background: under what is transparent; None: that of the run, else black.
+    needed: raise SceneError instead.
     """
     from splatcli.render.scoring import GroundTruth
     from splatcli.scene.read import read_scene
     from splatcli.train.backgrounds import image_background
     from splatcli.train.start import scene_folder
 
-    if scene is not None:
-        return GroundTruth(scene)
-    assert checkpoint is not None, "views with images belong to a run or a scene"
-    try:
-        root = scene_folder(checkpoint, data)
-        settings = checkpoint.config.data.without_depths()
-        return GroundTruth(read_scene(root, settings, background=image_background(checkpoint.config)))
-    except SceneError as error:
-        if data is not None or needed:
-            raise
-        out.note(f"note: renders are not compared with images: {error.what} ({error.where})")
-        return None
+    if scene is None:
+        assert checkpoint is not None, "views with images belong to a run or a scene"
+        try:
+            root = scene_folder(checkpoint, data)
+            settings = checkpoint.config.data.without_depths()
+            scene = read_scene(root, settings, background=image_background(checkpoint.config))
+        except SceneError as error:
+            if data is not None or needed:
+                raise
+            out.note(f"note: renders are not compared with images: {error.what} ({error.where})")
+            return None
+    if background is not None:
+        r, g, b = (round(255 * value) for value in background)
+        scene = replace(scene, images=scene.images.over((r, g, b)))
+    return GroundTruth(scene)

@@ -203,6 +203,16 @@ class ImageStore:
             mask_is_alpha=self.mask_is_alpha,
         )
 
+    def over(self, background: Rgb) -> ImageStore:
+        """Return a store of the same images with another background under what is transparent."""
+        return ImageStore(
+            self.sources,
+            background,
+            self._images.budget,
+            alpha_is_mask=self.alpha_is_mask,
+            mask_is_alpha=self.mask_is_alpha,
+        )
+
     def with_alpha(self) -> ImageStore:
         """Return a store of the same images that leaves transparency as it is, and keeps none of them in memory."""
         return ImageStore(self.sources, None, 0, alpha_is_mask=self.alpha_is_mask, mask_is_alpha=self.mask_is_alpha)

@@ -19,9 +19,11 @@ from splatcli.checkpoint.foreign.imported import Columns
 from splatcli.checkpoint.run_dir import find_latest_sound
 from splatcli.train.state import flushed
 from tests.checkpoint.foreign.made import WRITERS, activated, tables_of, write, write_gsplat
-from tests.cli.tiny import WIDTH
+from tests.cli.tiny import QUICK, WIDTH
 from tests.formats.made import read_ply
+from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
+from tests.scene.made import blender_scene
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -293,3 +295,32 @@ def test_views_of_an_inria_run_name_its_camera_file(
         assert (done.code, advice in " ".join(done.err.split())) == (2, True), done.err
     views = ("--views", tmp_path / "cameras.json", "-o", tmp_path / "out")
     assert splat("render", tmp_path, *views).code == 0
+
+
+@NEEDS_COMPILER
+def test_an_export_has_the_figures_of_its_run_at_its_size_and_background(splat: Splat, tmp_path: Path) -> None:
+    """Half of each image is transparent; the run is trained over white, at half the size, antialiased."""
+    scene, run, file = blender_scene(tmp_path / "scene"), tmp_path / "run", tmp_path / "x.ply"
+    flags = ("-r", 2, "--white-background", "--antialiased", "-n", 20, *QUICK, "-q")
+    assert splat("train", scene, *flags, "-o", run).code == 0
+    assert splat("export", run, "-o", file, "-q").code == 0
+    (expected,) = splat("eval", run, "--json", "-q").objects
+    (found,) = splat("eval", file, "--data", scene, "-r", 2, "--white-background", "--json", "-q").objects
+    assert (found["psnr"], found["ssim"], found["protocol"]) == (
+        expected["psnr"],
+        expected["ssim"],
+        {**expected["protocol"], "views_of": "test"},
+    )
+    (dark,) = splat("eval", file, "--data", scene, "-r", 2, "--json", "-q").objects
+    assert dark["psnr"] != found["psnr"]
+    refused = splat("eval", run, "--white-background")
+    assert (refused.code, "it was trained with" in refused.err) == (2, True)
+    # The photos that renders are compared with have the background that is asked for.
+    for background in ("white", "black"):
+        words = ("--data", scene, "--views", "--background", background, "-o", tmp_path / background)
+        said = splat("render", file, *words).err
+        assert "mean over 3 views: PSNR" in said
+        whole = splat(
+            "eval", file, "--data", scene, "--json", "-q", *(["--white-background"] if background == "white" else [])
+        )
+        assert f"PSNR {whole.objects[0]['psnr']:.2f} dB" in said
