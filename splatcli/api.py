@@ -11,6 +11,7 @@ import difflib
 import itertools
 import json
 import logging
+import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -138,6 +139,10 @@ class Model:
     place: tuple[float, ...] | None = None
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.gaussians, Gaussians):
+            raise _wrong(self.gaussians, "gaussians", "Model", "splatcli.Model.load(path) reads a file")
+
     @classmethod
     @_naming_arguments()
     def load(
@@ -148,9 +153,9 @@ class Model:
         device: "auto" takes the GPU if there is one. import_options: how files of other programs are taken.
         Raises ModelFileError, UsageError where there is no such file, UnreadableError when the system refuses it.
         """
-        device = _device(device)
+        path, device = _path(path, "Model.load()"), _device(device)
         with os_errors(UnreadableError, path), torch.device("cpu"):
-            file = find_model(Path(path))
+            file = find_model(path)
             if is_own_checkpoint(file):
                 return cls.of_checkpoint(load_checkpoint(file), file, device)
             imported = import_model(file)
@@ -202,10 +207,17 @@ class Model:
         size: width and height in place of the camera's. background: R G B in 0..1, or a name or #rrggbb.
         What is not given is as the model was trained. Differentiable in Gaussians that require gradients.
         """
-        camera = camera if size is None else camera.resized(*size)
-        if isinstance(background, str):
-            background = parse_background(background)
-        behind = self.settings.background if background is None else background
+        if not isinstance(camera, Camera):
+            raise _wrong(camera, "camera", "Model.render()", "one Camera, such as scene.cameras[0]")
+        if size is not None:
+            if not (isinstance(size, tuple | list) and len(size) == 2 and all(_is_whole(s) and s > 0 for s in size)):
+                raise _wrong(size, "size", "Model.render()", "width and height in pixels: (640, 480)")
+            camera = camera.resized(*size)
+        if sh_degree is not None and not (_is_whole(sh_degree) and 0 <= sh_degree <= self.gaussians.sh_degree):
+            raise _wrong(sh_degree, "sh_degree", "Model.render()", f"0 to {self.gaussians.sh_degree}")
+        if not isinstance(antialiased, bool | None):
+            raise _wrong(antialiased, "antialiased", "Model.render()", "True or False")
+        behind = self.settings.background if background is None else _colour(background)
         return render(
             self.gaussians,
             camera,
@@ -400,7 +412,7 @@ class Trainer:
         if start != config.model.init:  # known only after reading the scene; learning rates depend on it
             config = build_config({**values, "model.init": start}, preset=preset, by_flags=False)
         self._prepare(config, device, callbacks, loss, strategy)
-        self.output = Path(output) if output is not None else free_folder(self.scene.root.name)
+        self.output = _path(output, "output") if output is not None else free_folder(self.scene.root.name)
         self._named = output is not None
         self._overwrite = overwrite
         self._given: Gaussians | None = given
@@ -426,7 +438,7 @@ class Trainer:
         settings: those to change, as iterations. Raises as ``splat resume``, and UsageError without the run's own loss.
         """
         self = cls.__new__(cls)
-        file = find_model(Path(path))
+        file = find_model(_path(path, "Trainer.resume()"))
         folder = run_of(file)
         if folder is None or not is_own_checkpoint(file):
             raise UsageError("this is no run", where=path, remedy="name a run folder, or a checkpoint in one")
@@ -451,6 +463,8 @@ class Trainer:
         _check_default_device()
         self.config = config
         self.device = resolve_device(str(device))
+        if not isinstance(callbacks, Iterable):
+            raise _wrong(callbacks, "callbacks", "Trainer", "a list of objects with hooks")
         self.callbacks = tuple(callbacks)
         for callback in self.callbacks:
             if not any(callable(getattr(callback, name, None)) for name in HOOKS.values()):
@@ -553,6 +567,8 @@ class Trainer:
         Raises what a callback raised, and KeyboardInterrupt after Ctrl-C, when the state of that step is saved (a
         second Ctrl-C does not wait for that); UsageError in a callback; and as train/trainer.py Trainer.run().
         """
+        if stop_at is not None and (not _is_whole(stop_at) or stop_at < 0):
+            raise _wrong(stop_at, "stop_at", "Trainer.run()", "the number of a step")
         if not self._busy.acquire(blocking=False):
             raise UsageError("this run is under way", where="Trainer.run()", remedy="stop() ends it; call run() then")
         try:
@@ -691,6 +707,38 @@ class _Interrupts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._restore()
+
+
+def _wrong(value: object, name: str, where: str, remedy: str) -> UsageError:
+    shown = repr(value) if isinstance(value, str | int | float | tuple | None) else f"a {type(value).__name__}"
+    return UsageError(f"{name} cannot be {shown}", where=where, remedy=remedy)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _colour(background: Tensor | Sequence[float] | str) -> Tensor | tuple[float, float, float]:
+    """Return R, G, B in 0..1, or a tensor of them as it is. Raises UsageError."""
+    if isinstance(background, str):
+        return parse_background(background)
+    if isinstance(background, Tensor):  # its values may be on a GPU
+        if background.shape == (3,):
+            return background
+        raise _wrong(background, "background", "Model.render()", "three numbers, R G B")
+    try:
+        values = [float(value) for value in background]
+    except (TypeError, ValueError):
+        values = []
+    if len(values) != 3 or not all(0.0 <= value <= 1.0 for value in values):
+        raise _wrong(background, "background", "Model.render()", "R G B from 0 to 1, a name, or '#rrggbb'")
+    return values[0], values[1], values[2]
+
+
+def _path(value: str | Path, where: str) -> Path:
+    if not isinstance(value, str | os.PathLike):
+        raise _wrong(value, "the path", where, "a string or a pathlib.Path")
+    return Path(value)
 
 
 def _checked(strategy: object) -> Strategy:

@@ -25,7 +25,7 @@ def parse_size(value: object, least: int = _LEAST) -> object:
         raise ValueError("a size is a number with a unit: 8GiB, 8GB, 800M")
     size = round(float(found[1]) * _UNITS[found[2]])
     if size < least:
-        shortest = "a megabyte" if least == _LEAST else f"{least:,} bytes"
+        shortest = "a mebibyte (1MiB)" if least == _LEAST else f"{least:,} bytes"
         raise ValueError(f"{value} is less than {shortest}; a size needs its unit: 8GiB, 8GB, 800M")
     return size
 

@@ -317,6 +317,12 @@ class RunDir:
         with os_errors(OutputError, self.path):
             return self.checkpoint_path(step).exists()
 
+    def newest_path(self) -> Path | None:
+        """Return the file of the newest checkpoint, which is not verified; None without one, or if nobody can look."""
+        with contextlib.suppress(OSError):
+            return next(reversed(self.checkpoints()), None)
+        return None
+
     def newest(self) -> Checkpoint | None:
         """Return the newest checkpoint that is sound in every byte, memory-mapped; None when there is none.
 

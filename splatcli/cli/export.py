@@ -183,7 +183,13 @@ def export(args: ExportArguments) -> int:
     elif args.lod_levels is not None:
         raise UsageError("only a streamed SOG has levels of detail", where="--lod-levels", remedy="-o scene.lod/")
     cameras_only = name == "json" if name is not None else output.suffix.lower() == ".json" and folder is None
-    chosen = streamed_sog.FORMAT if folder is not None else None if cameras_only else format_to_write(output, name)
+    chosen = (
+        streamed_sog.FORMAT
+        if folder is not None
+        else None
+        if cameras_only
+        else format_to_write(output, name, cameras=True)
+    )
     if args.target_size is not None and (chosen is None or folder is not None):
         raise UsageError("only a file of splats has a target size", where="--target-size", remedy="-o scene.sog")
     region = None if args.crop is None else Crop.parse(args.crop)

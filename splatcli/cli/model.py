@@ -217,6 +217,8 @@ def _newest_in(folder: Path, out: Output | None, allow_older: bool | None) -> Pa
     from splatcli.formats.registry import newest_import
 
     found = newest_checkpoint(folder, out=out, allow_older=allow_older) or newest_import(folder)
+    if found is None and folder.name == "ckpts":
+        found = newest_checkpoint(folder.parent, out=out, allow_older=allow_older)
     if found is None:
         below = models_below(folder)
         raise UsageError("this folder holds no run", where=folder, remedy=f"name {below}" if below else _HINT)

@@ -28,6 +28,11 @@ _FLAGS = {
     "--max-num-iterations": "-n",
     "--max-steps": "-n",
     "--data-factor": "-r",
+    "--downscale-factor": "-r",
+    "--images-path": "--images",
+    "--masks-path": "--masks",
+    "--depths-path": "--depths",
+    "--eval-interval": "--test-every",
     "--start-checkpoint": "--init",
     "--init-type": "--init",
     "--init-num-pts": "model.random_points=",
@@ -126,6 +131,11 @@ _CHOICES: dict[str, dict[str, list[str]]] = {
 _WITHOUT_MEANING = {
     "--near-plane",
     "--far-plane",
+    "--eval-mode",
+    "--orientation-method",
+    "--center-method",
+    "--auto-scale-poses",
+    "--scale-factor",
     "--data-device",
     "--ip",
     "--port",
@@ -145,6 +155,9 @@ _METHODS: dict[str, list[str]] = {
     "splatfacto-mcmc": ["--strategy", "mcmc"],
     "splatfacto-big": [],
 }
+
+#: nerfstudio's words for the layout of a scene, before the flags of its reader: layouts are recognised.
+_READERS = frozenset(("colmap", "nerfstudio-data", "blender-data"))
 
 #: The steps of gsplat's trainer, which ``--steps_scaler`` multiplies.
 _THEIR_STEPS = 30_000
@@ -226,6 +239,7 @@ def translated(words: Sequence[str], own: Container[str]) -> tuple[str, str] | N
         return shlex.join(["eval", evaluated, "--data", *(scene or ["SCENE"])]), theirs[0]
     if scene and others and others[0] in _METHODS:
         others[:1] = _METHODS[others[0]]
+        others = [word for word in others if word not in _READERS]
     return shlex.join(["train", *scene, *others]), theirs[0]
 
 

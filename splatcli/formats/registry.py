@@ -43,8 +43,11 @@ CHECKPOINT = Format("checkpoint", "", "a checkpoint", 4, read=_read_torch)
 _HEAD = 4096
 
 
-def format_to_write(output: Path, name: str | None) -> Format:
-    """Return the format called ``name`` where it is given, else that of the longest suffix. Raises UsageError."""
+def format_to_write(output: Path, name: str | None, *, cameras: bool = False) -> Format:
+    """Return the format called ``name`` where it is given, else that of the longest suffix. Raises UsageError.
+
+    cameras: the caller also writes .json files of cameras.
+    """
     writable = {known.name: known for known in FORMATS if known.write is not None}
     found = plugins(GROUP)
     if name is not None:
@@ -53,7 +56,7 @@ def format_to_write(output: Path, name: str | None) -> Format:
             return writable[wanted]
         if wanted in found:
             return _loaded(found[wanted], writable=True)
-        names = ", ".join([*writable, *found, "json"])
+        names = ", ".join([*writable, *found, *(["json"] if cameras else [])])
         raise UsageError(f"there is no format {name!r} to write", where="--format", remedy=f"one of {names}")
     suffixes = {known.suffix: known.name for known in writable.values() if known.suffix}
     suffixes = {f".{name}": name for name in found} | suffixes
@@ -62,7 +65,8 @@ def format_to_write(output: Path, name: str | None) -> Format:
         raise UsageError(
             f"cannot tell a format from {output.name!r}",
             where="-o",
-            remedy=f"let the name end in one of {', '.join([*suffixes, '.json'])}; or name the format: --format ply",
+            remedy=f"let the name end in one of {', '.join([*suffixes, *(['.json'] if cameras else [])])}; or name the "
+            "format, such as ply",
         )
     chosen = suffixes[max(ends, key=len)]
     return writable[chosen] if chosen in writable else _loaded(found[chosen], writable=True)

@@ -234,10 +234,11 @@ def _tell_links(found: Found, root: Path, notes: list[str]) -> None:
     away = {path for path in away if not led[path].is_relative_to(root.resolve())}
     if away:
         example = min(away)
+        lead = "1 link leads" if len(away) == 1 else f"{len(away)} links lead"
         notes.append(
-            f"{len(away)} links lead out of the scene's folder, e.g. {example.relative_to(root)} to {led[example]}"
+            f"{lead} out of the scene's folder, e.g. {example.relative_to(root)} to {led[example]}"
             if example.is_relative_to(root)
-            else f"{len(away)} links lead out of the scene's folder"
+            else f"{lead} out of the scene's folder"
         )
 
 

@@ -100,7 +100,9 @@ def load_json(file: Path, kind: type[_Kind], remedy: str, limit: int = MAX_BYTES
     except _ConstantError as error:
         place = _place_of_constant(text)
         raise SceneError(
-            f"has {error} in place of a number", where=f"{file}:{place}", remedy="correct or remove that frame"
+            f"has {error} in place of a number",
+            where=f"{file}:{place}",
+            remedy="correct it, or remove its frame",
         ) from None
     except RecursionError:
         raise SceneError("is nested too deeply", where=file, remedy="write it again") from None

@@ -50,9 +50,12 @@ def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSo
     train, test, val = (
         _listed(document, f"{split}_filenames", root, folder, file, data) for split in ("train", "test", "val")
     )
-    test = val if test is None else test
+    test = val if test is None or (not test and val) else test
     if test is None and train is not None:
         test = {view.name for view in views} - train
+    unused = set() if train is None or test is None else {view.name for view in views} - train - test
+    if unused:
+        source.notes.append(f"{len(unused)} views are in neither train_filenames nor test_filenames, and are not used")
     source.train, source.test = train, test
     return source
 

@@ -102,7 +102,7 @@ class Checkpointer:
             if not self._wait(deadline, keep_trying):
                 break
             yield SaveFailed(event.step, event.text, RETRY_AT_END)
-        newest = None if self.saved is None else self.saved.path
+        newest = self.run_dir.newest_path() if self.saved is None else self.saved.path
         kind, free = (ResourceError, "memory") if self._no_memory else (OutputError, "space")
         remedy = f"free some {free}, then splat resume {self.run_dir.path} goes on from there"
         if newest is not None and self._moved is not None:

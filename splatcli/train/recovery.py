@@ -187,7 +187,6 @@ class Recovery:
 
     def _final_error(self, problem: SplatError, state: TrainState, report: str | None) -> SplatError:
         """Return the error that ends the run, with what a person can do about it."""
-        run = self.run_dir.path
         if isinstance(problem, DivergedError):
             times = self.rollbacks["diverged"]
             again = f" (the run went back {times} times before)" if times else ""
@@ -195,8 +194,7 @@ class Recovery:
             return DivergedError(
                 f"{problem.what}{again}",
                 where=problem.where,
-                remedy=f"splat resume {run} --set optim.means_lr={0.5 * state.config.optim.means_lr:.2g} tries smaller "
-                f"steps from the last checkpoint; check the poses and the scene's scale{seen}",
+                remedy=f"{self._slower(state)}; check the poses and the scene's scale{seen}",
             )
         count = state.count
         return ResourceError(
@@ -204,6 +202,17 @@ class Recovery:
             where=problem.where,
             remedy=problem.remedy or f"--cap-max {math.floor(FEWER * count)}, or smaller images (-r)",
         )
+
+    def _slower(self, state: TrainState) -> str:
+        """Return how to try smaller steps; a run that ends before its first step leaves nothing to resume."""
+        run, rate = self.run_dir.path, f"{0.5 * state.config.optim.means_lr:.2g}"
+        if state.loss is not None:
+            check = f"check that {state.loss}() gives finite numbers"
+            again = f"splatcli.Trainer.resume({str(run)!r}, loss=..., means_lr={rate}) tries smaller steps"
+            return check if state.step == 0 else f"{check}; {again} from the last checkpoint"
+        if state.step == 0:
+            return f"--set optim.means_lr={rate} takes smaller steps"
+        return f"splat resume {run} --set optim.means_lr={rate} tries smaller steps from the last checkpoint"
 
 
 def _lower_learning_rate(state: TrainState) -> str:

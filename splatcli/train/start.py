@@ -413,6 +413,9 @@ def resumed_state(
     lengthened = config is not None
     config, more = resolve_cap(config or checkpoint.config, scene, len(checkpoint.gaussians))
     notes += more
+    cap = config.max_gaussians()
+    if cap is not None and len(checkpoint.gaussians) > cap:
+        notes.append(f"the run has {len(checkpoint.gaussians):,} Gaussians, more than the cap of {cap:,}: it adds none")
     store = storage_for(config.memory.offload, device, folder)
     if planned:
         shards = 1 if place is None else place[1]

@@ -173,6 +173,13 @@ class TestResume:
         assert done.objects[-1]["step"] == 45
         assert load_checkpoint(run / "ckpts" / "ckpt_000045.pt").config.train.iterations == 45
 
+    def test_a_cap_below_what_the_run_has_is_noted(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        copy = tmp_path / "copy"
+        shutil.copytree(finished_run, copy)
+        done = splat("resume", copy, "-n", 42, "--set", "strategy.cap_max=10")
+        assert done.code == 0
+        assert "Gaussians, more than the cap of 10: it adds none" in done.err
+
     def test_a_checkpoint_alone_starts_a_run_of_its_own(
         self, splat: Splat, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

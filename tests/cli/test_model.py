@@ -78,6 +78,10 @@ def test_the_newest_ply_of_an_inria_run_is_taken(tmp_path: Path) -> None:
     assert find_model(tmp_path).parent.name == "iteration_30000"
 
 
+def test_the_folder_of_checkpoints_stands_for_its_run(finished_run: Path) -> None:
+    assert find_model(finished_run / "ckpts") == find_model(finished_run)
+
+
 def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no run"):
         find_model(tmp_path)

@@ -35,6 +35,8 @@ from tests.running import Splat
         ("default --data_dir X --data_factor 4 --result_dir Y", "--data_dir", "splat train X -r 4 -o Y"),
         ("mcmc --data-dir X --cap-max 9", "--data-dir", "splat train X --strategy mcmc --cap-max 9"),
         ("splatfacto-mcmc --data X", "--data", "splat train X --strategy mcmc"),
+        ("splatfacto --data X colmap --downscale-factor 4", "--data", "splat train X -r 4"),
+        ("splatfacto --data X nerfstudio-data --eval-mode all", "--data", "splat train X"),
         ("X --strategy.absgrad True -n 7", "--strategy.absgrad", "splat train X --strategy absgrad -n 7"),
         ("X --strategy.absgrad=False", "--strategy.absgrad", "splat train X --strategy adc"),
         ("X --strategy.refine_every 50", "--strategy.refine_every", "splat train X --set schedule.refine_every=50"),

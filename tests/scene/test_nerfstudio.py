@@ -117,6 +117,15 @@ def test_named_splits_are_kept(tmp_path: Path) -> None:
     assert (scene.train, scene.test) == ([0, 1, 2, 3], [6, 7])
 
 
+def test_views_to_validate_on_are_held_out_where_none_are_to_test_on(tmp_path: Path) -> None:
+    files = [f"images/{name}" for name in made.names()]
+    made.nerfstudio_scene(tmp_path, train_filenames=files[:4], val_filenames=files[5:7], test_filenames=[])
+    scene = read_scene(tmp_path, DataConfig())
+    assert (scene.train, scene.test) == ([0, 1, 2, 3], [5, 6])
+    unused = made.COUNT - 6
+    assert any(f"{unused} views are in neither" in note for note in scene.notes)
+
+
 def test_points_of_a_ply_are_read(tmp_path: Path) -> None:
     made.nerfstudio_scene(tmp_path, ply_file_path="points.ply")
     lines = ["ply", "format ascii 1.0", "element vertex 2"]

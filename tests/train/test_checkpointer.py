@@ -117,6 +117,16 @@ def test_it_does_not_wait_for_ever_and_the_error_says_what_there_is() -> None:
     assert run.time.now == pytest.approx(40 * 13.0 + 600.0, abs=11.0)
 
 
+def test_a_resumed_run_that_saved_nothing_yet_names_the_checkpoint_that_there_is() -> None:
+    run = Run(lambda now: now >= 10)
+
+    def as_resumed() -> None:
+        run.trainer.checkpointer.saved = None
+
+    with pytest.raises(OutputError, match=r"the newest checkpoint is ckpt_000000\.pt"):
+        run.train(as_resumed)
+
+
 def test_a_signal_is_not_kept_waiting() -> None:
     run = Run(lambda now: now >= 200)
     with pytest.raises(OutputError, match="the state after step 20 could not be saved"):

@@ -207,6 +207,9 @@ class MemoryRun:
     def has(self, step: int) -> bool:
         return step in self.saved
 
+    def newest_path(self) -> Path | None:
+        return Path(f"ckpt_{max(self.saved):06d}.pt") if self.saved else None
+
     def newest(self) -> Checkpoint | None:
         return copied(self.saved[max(self.saved)]) if self.saved else None
 

@@ -80,7 +80,11 @@ def shards_of(path: Path) -> list[Path]:
     missing = [f"ckpt_{named[1]}_rank{rank}.pt" for rank in range(world) if rank not in ranks[step]]
     if missing:
         raise ModelFileError(
-            listed(f"a shard of a model that {world} processes trained, and {len(missing)} are missing", missing),
+            listed(
+                f"a shard of a model that {world} processes trained, and {len(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} missing",
+                missing,
+            ),
             where=path,
             remedy="put the shards of one step into one folder, and name any of them",
         )
