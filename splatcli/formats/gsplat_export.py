@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from splatcli.checkpoint.activation_check import check_space
 from splatcli.errors import UsageError
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.registry import format_to_write
@@ -31,7 +32,8 @@ def export_splats(
     The tensors are raw, as gsplat trains them: scales are logarithms [N, 3], opacities logits [N], quats [N, 4] wxyz,
     sh0 [N, 1, 3] or [N, 3], shN [N, K, 3] with K = 0, 3, 8, 15 or 24. Rows that are not finite are left out.
     format: ply, splat, ply_compressed, or any that ``splat export`` writes.
-    Raises NotImplementedError for another format, ValueError for shapes that do not fit, and where no Gaussian is left.
+    Raises NotImplementedError for another format, ValueError for shapes that do not fit, for values that are activated,
+    and where no Gaussian is left.
     """
     name = _NAMES.get(format, format)
     try:
@@ -46,7 +48,12 @@ def export_splats(
         finite &= column.reshape(len(gaussians), -1).isfinite().all(dim=1)
     if name != "ply" and not bool(finite.any()):
         raise ValueError("no Gaussian is finite, and only a PLY can hold none")
-    payload = chosen.write(gaussians.map(lambda column: column[finite]), ExportMetadata()).payload
+    kept = gaussians.map(lambda column: column[finite])
+    tables = (kept.means.numpy(), kept.log_scales.numpy(), kept.logit_opacities.numpy())
+    problem = check_space(*tables, declared=True).problem
+    if problem is not None:
+        raise ValueError(f"export_splats() takes raw tensors: {problem}")
+    payload = chosen.write(kept, ExportMetadata()).payload
     if save_to is not None:
         Path(save_to).write_bytes(payload)
     return payload

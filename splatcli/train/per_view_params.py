@@ -70,8 +70,10 @@ class ViewTable:
     def _mean_second_moment(self) -> Tensor:
         """Return [P], the mean over the rows that were updated of their second moments, each without its bias."""
         updated = self.steps > 0
-        corrections = torch.tensor([1.0 - BETA2**count for count in self.steps[updated].tolist()], dtype=torch.float64)
-        moments = self.exp_avg_sq[updated] / corrections[:, None]
+        # Few counts differ. The power is Python's, whose bits are the same on every machine.
+        counts, row = self.steps[updated].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        corrections = torch.tensor([1.0 - BETA2**count for count in counts.tolist()], dtype=torch.float64)
+        moments = self.exp_avg_sq[updated] / corrections[row, None]
         return tree_sum(moments.T.contiguous()) / len(moments)
 
     def stored(self, name: str) -> Iterator[tuple[str, Tensor]]:

@@ -105,6 +105,7 @@ class TrainingImages:
         self._on_device: dict[int, TrainingImage] = {}
         #: Reduced images, all by the same divisor, and the bytes that more of them may take.
         self._reduced: dict[int, tuple[Camera, TrainingImage]] = {}
+        self._medians: dict[int, float] = {}  # of the known depths of views
         self._divisor = self._reduced_bytes_left = 0
 
     def load(self, view: int) -> TrainingImage:
@@ -144,7 +145,9 @@ class TrainingImages:
         known = known_depths(self.scene, view) if photo.depth is None else depths_of_map(photo.depth)
         if photo.masked is not None:
             known = known.without(photo.masked)
-        median = float(np.median(known.depths)) if len(known.depths) else 0.0
+        median = self._medians.get(view)
+        if median is None:
+            median = self._medians[view] = float(np.median(known.depths)) if len(known.depths) else 0.0
         inverse = torch.from_numpy((1.0 / known.depths).astype(np.float32))
         pixels = torch.from_numpy(known.pixels)
         return DepthTarget(to_device(pixels, self.device), to_device(inverse, self.device), self.depth_lambda * median)

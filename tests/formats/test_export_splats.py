@@ -53,3 +53,15 @@ def test_nothing_but_rows_that_are_not_finite_is_a_ply_or_an_error(name: str) ->
     g = random_gaussians(3).map(lambda column: column * float("nan"))
     with nullcontext() if name == "ply" else pytest.raises(ValueError, match="no Gaussian is finite"):
         assert export_splats(g.means, g.log_scales, g.quats, g.logit_opacities, g.sh0, g.shN, format=name)
+
+
+def test_activated_values_are_refused(tmp_path: Path) -> None:
+    """A PLY of them would say that they are raw."""
+    generator = torch.Generator().manual_seed(1)
+    g = random_gaussians(500)
+    means = torch.randn(500, 3, generator=generator)
+    scales, opacities = torch.rand(500, 3, generator=generator) * 0.1, torch.rand(500, generator=generator)
+    for given in ((scales, opacities), (g.log_scales, opacities), (scales, g.logit_opacities)):
+        with pytest.raises(ValueError, match="takes raw tensors"):
+            export_splats(means, given[0], g.quats, given[1], g.sh0, g.shN, save_to=tmp_path / "a.ply")
+    assert not (tmp_path / "a.ply").exists()
