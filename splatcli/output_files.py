@@ -27,7 +27,8 @@ def make_parent_folder(path: Path) -> None:
             raise OutputError("this is a folder, not a file", where=path, remedy="name a file")
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        remedy = "write elsewhere, or free disk space"
+        in_the_way = error.errno in (errno.EEXIST, errno.ENOTDIR)
+        remedy = "a file is in its way: name another place" if in_the_way else "write elsewhere, or free disk space"
         raise OutputError(f"cannot create the folder: {error.strerror}", where=path.parent, remedy=remedy) from None
 
 

@@ -91,7 +91,7 @@ def info(args: InfoArguments) -> int:
                 facts = _checkpoint_facts(load_model(found, import_options=import_options))
             else:
                 facts = _foreign_facts(found, import_options)
-            if args.path is not None and args.path.is_dir():
+            if args.path is not None and args.path.is_dir() and found.suffix != ".json":  # of an unbundled SOG
                 facts["kind"] = "run"
         out.result(facts, _lines(facts), _tables(facts))
     return 0

@@ -349,8 +349,8 @@ def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderO
     if chosen.note is not None:
         out.note(f"note: {chosen.note}")
     target = resolve_target(opts.output, opts.format, len(chosen.cameras), default_folder(model, chosen.label))
-    if target.file is not None:
-        check_place(target.file)
+    if target.file is not None or target.folder is not None:
+        check_place(target.file or Path(target.folder or "", "view.png"))
     kinds = _kinds(opts, target, chosen)
     ground_truth = _ground_truth(model, chosen, scene, opts, needed=bool({"photo", "error"} & set(kinds)), out=out)
     model_renderer = ModelRenderer(

@@ -185,7 +185,8 @@ def _feed(encoder: subprocess.Popen[bytes], frames: Iterable[NDArray[np.uint8]],
 
 FORMATS = ("png", "exr", "mp4", "raw")
 
-#: Suffixes of other video files, which would otherwise be taken as names of folders.
+#: Suffixes of other files of images and videos, which would otherwise be taken as names of folders.
+_OTHER_PICTURES = {".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".avif"}
 _OTHER_VIDEOS = {".avi", ".gif", ".m4v", ".mkv", ".mov", ".webm"}
 
 
@@ -238,6 +239,10 @@ def resolve_target(output: Path | None, format: str | None, count: int, default:
             where=output,
             remedy=f"-o {output.with_suffix('.mp4')}; or pipe frames: --size 640x480 --format raw -o - | ffmpeg "
             f"-f rawvideo -pix_fmt rgb24 -s 640x480 -r 30 -i - {output} (docs/cameras.md)",
+        )
+    if suffix in _OTHER_PICTURES and not output.is_dir():
+        raise UsageError(
+            "pictures are PNG or EXR files", where=output, remedy=f"-o {output.with_suffix('.png')}; or name a folder"
         )
     if suffix.removeprefix(".") not in ("png", "exr", "mp4") or output.is_dir():
         if format == "mp4":

@@ -283,6 +283,8 @@ class TestStdout:
         (["-o", "x.mov"], 2, "videos are MP4"),
         (["-o", "x.webm"], 2, "-s 640x480 -r 30 -i - x.webm"),
         (["-o", "x.gif", "--views", "orbit"], 2, "--format raw -o - | ffmpeg"),
+        (["-o", "x.jpg"], 2, "pictures are PNG or EXR files"),
+        (["-o", "/dev/null/x"], 8, "Not a directory"),
         (["-o", "x.png"], 2, "one PNG file cannot hold 2 views"),
         (["-o", "-", "--json"], 2, "both want stdout"),
         (["--what", "error", "--size", "20x10"], 2, "these views have no images of their size"),

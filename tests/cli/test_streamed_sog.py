@@ -121,9 +121,11 @@ def test_gaussians_on_one_plane_and_at_one_place_are_divided(shared: int, tmp_pa
 @pytest.mark.usefixtures("small_parts")
 def test_the_finest_level_is_read_back(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert exported(model, "-o", tmp_path / "named" / "lod-meta.json") == 0
-    assert run(["info", str(tmp_path / "named" / "lod-meta.json"), "--json"]) == 0
-    facts = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert (facts["format"], facts["num_gaussians"], facts["sh_degree"]) == ("streamed SOG", 1000, 1)
+    for named in ("named/lod-meta.json", "named"):
+        assert run(["info", str(tmp_path / named), "--json"]) == 0
+        facts = json.loads(capfd.readouterr().out.splitlines()[-1])
+        assert (facts["kind"], facts["format"], facts["num_gaussians"]) == ("lod", "streamed SOG", 1000)
+        assert facts["sh_degree"] == 1
     assert exported(tmp_path / "named", "-o", tmp_path / "b.ply") == 0  # by the folder, too
     before = read_ply(model)
     found = errors(before, by_position(read_ply(tmp_path / "b.ply"), before))
