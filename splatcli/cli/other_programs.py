@@ -172,7 +172,8 @@ class TrainCommand(Command):
             found = translated(args, own)
             if found is not None:
                 command, theirs = found
-                raise UsageError("this is a flag of another program", where=theirs, remedy=f"splat {command}")
+                kind = "flag" if theirs.startswith("-") else "word"
+                raise UsageError(f"this is a {kind} of another program", where=theirs, remedy=f"splat {command}")
         return super().parse_args(ctx, args)
 
 
@@ -180,7 +181,7 @@ def translated(words: Sequence[str], own: Container[str]) -> tuple[str, str] | N
     """Return the command that means the same as the words after ``splat train``, and the first flag of theirs.
 
     own: the flags of ``splat train``, which are also known with "_" in place of "-". None where no flag of another
-    program is among the words.
+    program is among the words, and the first is no method of theirs.
     """
     scene: list[str] = []
     others: list[str] = []
@@ -233,6 +234,8 @@ def translated(words: Sequence[str], own: Container[str]) -> tuple[str, str] | N
         elif name not in _WITHOUT_MEANING:
             theirs.pop()
             others.append(word)
+    if not theirs and others and others[0] in _METHODS and not Path(others[0]).exists():
+        theirs, scene = [others[0]], ["SCENE"]
     if not theirs:
         return None
     if evaluated:

@@ -34,6 +34,7 @@ from tests.running import Splat
         ("-r 2 -s", "-s", "splat train ... -r 2"),
         ("default --data_dir X --data_factor 4 --result_dir Y", "--data_dir", "splat train X -r 4 -o Y"),
         ("mcmc --data-dir X --cap-max 9", "--data-dir", "splat train X --strategy mcmc --cap-max 9"),
+        ("mcmc --cap-max 9", "mcmc", "splat train SCENE --strategy mcmc --cap-max 9"),
         ("splatfacto-mcmc --data X", "--data", "splat train X --strategy mcmc"),
         ("splatfacto --data X colmap --downscale-factor 4", "--data", "splat train X -r 4"),
         ("splatfacto --data X nerfstudio-data --eval-mode all", "--data", "splat train X"),
