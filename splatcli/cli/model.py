@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from splatcli.gaussians import Gaussians
     from splatcli.render.images import RenderSettings
 
+#: No path has more letters.
+_LONGEST = 4096
 #: Paths of a folder that is no run to look at for models, and models to name.
 _INSPECTED, _SHOWN = 1000, 3
 #: Suffixes of files that hold nothing but splats; a GLB may be a mesh, and a PLY anything.
@@ -195,6 +197,13 @@ def _piped_path() -> Path | None:
     if not lines:
         raise UsageError("no path came through the pipe", where="stdin", remedy=f"{_HINT}, or see why nothing was sent")
     text = lines[-1]
+    too_long = len(text) > _LONGEST and not text.startswith("{")
+    if too_long or any(ord(letter) < 32 and letter != "\t" for line in lines for letter in line):
+        raise UsageError(
+            "a file came through the pipe, not the path of one",
+            where="stdin",
+            remedy=f"{_HINT}; write it with -o first",
+        )
     if text.startswith("{"):
         try:
             text = str(json.loads(text)["path"])

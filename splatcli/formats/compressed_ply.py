@@ -21,7 +21,7 @@ from splatcli.checkpoint.foreign.imported import (
 )
 from splatcli.errors import ModelFileError
 from splatcli.formats.format import Encoded, ExportMetadata, Format
-from splatcli.formats.ply import MIP_COMMENT, PlyElement, PlyHeader, binary_rows, read_ply_header, render_mode
+from splatcli.formats.ply import MIP_COMMENT, PlyElement, PlyHeader, binary_rows, is_antialiased, read_ply_header
 from splatcli.formats.quantisation import (
     Doubles,
     colours_of,
@@ -82,6 +82,7 @@ def encode_compressed_ply(gaussians: Gaussians, metadata: ExportMetadata) -> Enc
 def import_compressed_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
     """Return the model in a compressed PLY. Raises ModelFileError: damaged, or not laid out as its kind is."""
     header = read_ply_header(path, lenient=lenient)
+    antialiased = is_antialiased(header, path)
     chunk, vertex, sh = _elements(header, path)
     count = vertex.count
     ranges = binary_rows(header, chunk, path)
@@ -111,7 +112,7 @@ def import_compressed_ply(path: Path, *, lenient: bool = False) -> ImportedModel
         ),
         declared=True,
         sealed=True,
-        antialiased=render_mode(header) == "mip",
+        antialiased=antialiased,
         notes=notes,
     )
 

@@ -112,6 +112,15 @@ def first_member(head: bytes) -> str:
     return head[_ZIP_NAME : _ZIP_NAME + length].decode("ascii", "replace")
 
 
+def refused_discs(path: Path, evidence: str) -> ModelFileError:
+    """Return the refusal of a model of 2D Gaussians. evidence: what tells that."""
+    return ModelFileError(
+        f"{evidence}: this is a 2D Gaussian (2DGS) model, not a 3D one",
+        where=path,
+        remedy="discs have no third scale to convert; train 3D Gaussians on the photos: splat train SCENE",
+    )
+
+
 def file_size(path: Path) -> int:
     """Return the bytes of a file that has some. Raises ModelFileError."""
     try:

@@ -18,7 +18,7 @@ from torch import Tensor
 from splatcli.checkpoint.atomic import write_atomically
 from splatcli.checkpoint.foreign.imported import Columns, Floats, ImportedModel, check_finite
 from splatcli.errors import ModelFileError, OutputError, UnreadableError, from_os_error
-from splatcli.formats.format import Encoded, ExportMetadata, Format
+from splatcli.formats.format import Encoded, ExportMetadata, Format, refused_discs
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.progress import report
 
@@ -273,13 +273,14 @@ def ply_comments(metadata: ExportMetadata) -> tuple[list[str], list[str]]:
     return [*metadata.comments, MIP_COMMENT], [note]
 
 
-def render_mode(header: PlyHeader) -> str:
-    """Return the mode that the comments of a PLY name last: mip for antialiased, 2dgs, default, or another word."""
+def is_antialiased(header: PlyHeader, path: Path) -> bool:
+    """Return whether the comments of a PLY say so; the last one counts. Raises ModelFileError for 2D Gaussians."""
     modes = [found.groups() for text in header.comments if (found := _RENDER_MODE.fullmatch(text))]
-    if not modes:
-        return "default"
-    mode, flag = modes[-1]
-    return str(mode).lower() if flag is None else "mip" if flag == "1" else "default"
+    mode, flag = modes[-1] if modes else (None, None)
+    mode = (mode or "").lower()
+    if mode == "2dgs":
+        raise refused_discs(path, "SplatRenderMode: 2dgs")
+    return mode == "mip" or flag == "1"
 
 
 def write_ply(gaussians: Gaussians, file: BinaryIO, comments: Sequence[str] = ()) -> None:
@@ -380,6 +381,7 @@ def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
     header = read_ply_header(path, lenient=lenient)
     vertex = _vertex_of(header, path)
     rest = _check_columns(vertex, path)
+    antialiased = is_antialiased(header, path)
     notes: list[str] = []
     if header.format == "ascii":
         rows = _ascii_rows(header, vertex, path, notes, lenient)
@@ -420,7 +422,7 @@ def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
         place=place,
         declared=RAW_COMMENT in header.comments,
         sealed=_is_sealed(header, columns),
-        antialiased=render_mode(header) == "mip",
+        antialiased=antialiased,
         notes=notes,
     )
 
@@ -446,11 +448,7 @@ def _check_columns(vertex: PlyElement, path: Path) -> int:
     present = vertex.properties.keys()
     missing = [name for name in _REQUIRED if name not in present]
     if missing == ["scale_2"]:
-        raise ModelFileError(
-            "two scales a Gaussian: this is a 2D Gaussian (2DGS) model, not a 3D one",
-            where=path,
-            remedy="discs have no third scale to convert; train 3D Gaussians on the photos: splat train SCENE",
-        )
+        raise refused_discs(path, "two scales a Gaussian")
     if missing:
         looks = (
             "a point cloud" if not present & {"opacity", "scale_0", "rot_0"} else "a splat export without all columns"

@@ -30,7 +30,15 @@ from splatcli.checkpoint.foreign.imported import (
     ImportedModel,
 )
 from splatcli.errors import ModelFileError, UsageError, VersionError
-from splatcli.formats.format import Encoded, ExportMetadata, Format, check_expansion, file_size, first_member
+from splatcli.formats.format import (
+    Encoded,
+    ExportMetadata,
+    Format,
+    check_expansion,
+    file_size,
+    first_member,
+    refused_discs,
+)
 from splatcli.formats.quantisation import (
     Doubles,
     largest_and_rest,
@@ -372,9 +380,7 @@ def _read(meta: _Meta, open_file: _Open, size: int, path: Path) -> ImportedModel
         return _pixels(open_file(name), name, count, size, path).reshape(-1, 4)[:count]
 
     if meta.model == "2dgs":
-        raise ModelFileError(
-            "this is a 2D Gaussian (2DGS) model, not a 3D one", where=path, remedy="show it in a viewer of 2D Gaussians"
-        )
+        raise refused_discs(path, '"model": "2dgs"')
     if len(meta.means.files) != 2:
         raise ModelFileError("means has one file; the lower and the upper bytes are two", where=path)
     low, high = np.array(meta.means.mins), np.array(meta.means.maxs)

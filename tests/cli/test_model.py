@@ -56,6 +56,14 @@ def test_an_error_of_a_pipe_is_not_a_model(piped) -> None:
         find_model(None)
 
 
+@pytest.mark.parametrize("content", ["ply\nformat binary_little_endian 1.0\n\x00\x01\x7f", "x" * 5_000])
+def test_a_file_in_a_pipe_is_no_path(content: str, piped) -> None:
+    piped(content)
+    with pytest.raises(UsageError, match="a file came through the pipe") as caught:
+        find_model(None)
+    assert len(str(caught.value)) < 300
+
+
 def test_an_empty_pipe_never_falls_back_to_another_run(tmp_path: Path, piped, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     piped("")

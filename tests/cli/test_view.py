@@ -18,6 +18,7 @@ import pytest
 
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli import view as module
+from splatcli.formats import html
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.ply import encode_ply
 from splatcli.train.state import flushed
@@ -150,6 +151,18 @@ def test_limits_of_the_viewer_are_reported(
     done = splat("view", tmp_path / "a.ply", "--port", 0, "--no-open")
     assert (done.code, "note: shown up to SH degree 3" in done.err) == (0, True)
     assert "compressed" not in done.err
+
+
+@pytest.mark.parametrize("antialiased", [False, True])
+def test_a_file_of_an_antialiased_model_is_shown_so(
+    antialiased: bool, splat: Splat, tmp_path: Path, at_once: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[ExportMetadata] = []
+    page = html.viewer_page
+    monkeypatch.setattr(html, "viewer_page", lambda *given: seen.append(given[-1]) or page(*given))
+    (tmp_path / "a.ply").write_bytes(encode_ply(scene(5, 1), ExportMetadata(antialiased=antialiased)).payload)
+    assert splat("view", tmp_path / "a.ply", "--port", 0, "--no-open").code == 0
+    assert [metadata.antialiased for metadata in seen] == [antialiased]
 
 
 def test_served_to_others_there_is_a_warning(splat: Splat, finished_run: Path, at_once: list[str]) -> None:

@@ -215,3 +215,12 @@ def test_a_checksum_is_kept(tmp_path: Path) -> None:
         with pytest.raises((ModelFileError, VersionError)):
             import_model(tmp_path / "x.spz")
     assert zlib.crc32(gzip.decompress(whole)) == struct.unpack_from("<I", whole, len(whole) - 8)[0]
+
+
+@pytest.mark.parametrize("name", ["ply", "compressed.ply"])
+def test_a_ply_of_discs_with_a_third_scale_is_refused_by_its_comment(name: str, tmp_path: Path) -> None:
+    """splat-transform writes the comment, and a compressed PLY has three scales always."""
+    writer = next(known for known in FORMATS if known.name == name).write
+    assert writer is not None
+    content = writer(scene(9, 0), ExportMetadata(["SplatRenderMode: 2dgs"])).payload
+    assert "2D Gaussian (2DGS) model" in refusal(content, tmp_path / "x.ply").what

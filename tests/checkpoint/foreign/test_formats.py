@@ -223,7 +223,7 @@ class TestShards:
         (tmp_path / "stats").mkdir()
         for rank in range(2):
             (tmp_path / "stats" / f"train_step6999_rank{rank}.json").write_text("{}")
-        assert "1 are missing: ckpt_6999_rank1.pt" in refusal(tmp_path / "ckpts" / "ckpt_6999_rank0.pt")
+        assert "1 is missing: ckpt_6999_rank1.pt" in refusal(tmp_path / "ckpts" / "ckpt_6999_rank0.pt")
 
     def test_one_process_leaves_one_shard(self, tmp_path: Path) -> None:
         whole = self.write(tmp_path, [0], world=1)
