@@ -192,7 +192,7 @@ def changed_config(
     after = flat_settings(config)
     different = [key for key in given if after[key] != before[key]]
     changes = {key: f"{key} was {shown(before[key])}, is {shown(after[key])}" for key in different}
-    if "train.iterations" in changes:
+    if "train.iterations" in changes and "schedule.lr_steps" not in changes:
         changes["train.iterations"] += "; the schedule stays, added steps have the final learning rate"
     fixed = [
         key for key in different if key in _FIXED_VIEWS or (key.startswith(_FIXED) and not key.startswith(_HARMLESS))
