@@ -106,7 +106,7 @@ def evaluate(args: EvalArguments) -> int:
       splat eval output/scene --color-corrected --lpips vgg
       splat eval output/scene --json > figures.json
       splat eval point_cloud.ply --data scene/ -r 2
-      splat eval point_cloud.ply --data lego/ --white-background
+      splat eval point_cloud.ply --data scene/ --white-background
     """
     from splatcli.cli.console import open_output
     from splatcli.cli.model import find_model, load_model

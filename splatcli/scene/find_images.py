@@ -206,7 +206,8 @@ def _missing(found: Found, total: int, looked: list[Path], root: Path) -> SceneE
             where=found.folder,
             remedy="put them back; splat train --skip-missing goes on without them",
         )
-    places = ", ".join(dict.fromkeys(f"{path.relative_to(root)}/" for path in looked if path.is_relative_to(root)))
+    inside = dict.fromkeys(path.relative_to(root) for path in looked if path.is_relative_to(root))
+    places = ", ".join(f"{path}/" for path in sorted(inside, key=lambda path: len(path.parts) or len(inside)))
     others = list(images_below(root))
     there = f"the scene has {len(others)} others, such as {others[0]}" if others else "the scene has no image file"
     return SceneError(

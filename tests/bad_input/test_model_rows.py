@@ -348,7 +348,7 @@ ROWS = [
     Row(57, "zip bomb", "a.pt", deflated, "compressed"),
     Row(57, "evil pickle", "a.pt", evil, "nothing was run"),
     Row(57, "expand bomb", "a.pt", expanded, "splats.means shows 12,000,000,000,000 bytes of a storage of 720"),
-    Row(60, "a lone shard", "ckpt_6999_rank1.pt", lone_shard, "1 are missing: ckpt_6999_rank0.pt"),
+    Row(60, "a lone shard", "ckpt_6999_rank1.pt", lone_shard, "1 is missing: ckpt_6999_rank0.pt"),
     Row(
         60,
         "shards of two steps",
