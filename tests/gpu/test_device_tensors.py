@@ -78,6 +78,12 @@ RUNS: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
 #: Once for each process: the first view's tile intersections are counted, and a table is copied.
 FIRST = {"max_isects": 2, "_update": 2}
 
+#: Numbers and sizes that a refinement may read, with MCMC and else, and what it may copy to the device: draws, binomial
+#: coefficients, the size of the grid around the cameras.
+READS, COPIES = {True: 8, False: 7}, 3
+#: What comes on top: tables that stay on the device, and the sizes of the 3D filter.
+BESIDE = {"_decays", "decayed", "of", "filter_sizes"}
+
 #: Functions of the trainer that may wait: refinement, what is saved and scored, and the steps in flight before it.
 PAUSES = {"refine", "update_filter_3d", "_save", "_finish", "_evaluate", "_probe", "_drain"}
 
@@ -143,13 +149,20 @@ def stalls(wait: Wait) -> bool:
     return "drain" not in functions or "_step_on_one_view" in functions
 
 
-def check(gpus: Gpus, device: str, allowed: dict[str, int]) -> None:
-    """Check a run on ``device`` with its waits in steps, as in RUNS."""
+def check(gpus: Gpus, device: str, options: tuple[str, ...], allowed: dict[str, int]) -> None:
+    """Check a run on ``device`` with its waits in steps, as in RUNS, and in refinements."""
     assert gpus.faults == []
     assert set(gpus.operations) == set(gpus.calls) == {device}
     found = Counter(wait.stack[0].split()[-1] for wait in gpus.waits if stalls(wait))
     beyond = {function: times for function, times in found.items() if times > (FIRST | allowed).get(function, 0)}
     assert not beyond, [str(wait) for wait in gpus.waits if stalls(wait) and wait.stack[0].split()[-1] in beyond]
+    refining = [wait for wait in gpus.waits if any(line.endswith(" refine") for line in wait.stack)]
+    refinements = sum(wait.stack[0].endswith(" _lagging") for wait in refining)
+    assert refinements == 3, "at steps 5, 10 and 15, which begin with shN"
+    kinds = Counter(wait.kind for wait in refining if not {line.split()[-1] for line in wait.stack[:2]} & BESIDE)
+    assert kinds["read"] <= READS["mcmc" in options] * refinements, [str(wait) for wait in refining]
+    if "--offload" not in options:  # which moves rows between both memories
+        assert kinds["copy"] <= COPIES * refinements, [str(wait) for wait in refining]
     events = [wait for wait in gpus.waits if wait.kind == "event" and "_step_on_one_view" in str(wait.stack)]
     assert len(events) <= STEPS, "a step waits for one step before it"
 
@@ -161,7 +174,7 @@ def test_training_stays_on_its_gpu_seldom_waits_and_has_the_bits_of_the_cpu(
     options, allowed = RUNS[name]
     scene = transparent_scene if "transparent" in name else scene
     gpus = train_in_two_parts(scene, tmp_path / "gpu", "cuda:1", *options)
-    check(gpus, "cuda:1", allowed)
+    check(gpus, "cuda:1", options, allowed)
     splat("train", scene, "-o", tmp_path / "cpu", "--device", "cpu", *SHORT, *options)
     expected, found = bits_of(tmp_path / "cpu"), bits_of(tmp_path / "gpu")
     assert found.keys() == expected.keys()
@@ -172,7 +185,7 @@ def test_the_first_gpu_leaves_the_second_one_alone(scene: Path, tmp_path: Path) 
     options = ("--strategy", "mcmc", "--pose-opt", "--bilateral-grid", "--depth-loss", "--filter-3d", "--offload")
     model = tmp_path / "run"
     gpus = train_in_two_parts(scene, model, "cuda", *options, "--masks", "masks")
-    check(gpus, "cuda:0", RUNS["bilateral grid"][1])
+    check(gpus, "cuda:0", options, RUNS["bilateral grid"][1])
     with simulated_gpus() as gpus:
         splat("eval", model, "-q")
         splat("compare", model, model, "-o", tmp_path / "compared", "-q")

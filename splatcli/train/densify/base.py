@@ -61,11 +61,12 @@ class Refinement:
 
     def without(self, rows: Tensor) -> Refinement:
         """Return the same refinement, where ``rows`` [M] bool are pruned too."""
-        count = int(rows.sum())
+        stay = (~rows).nonzero().squeeze(1)  # each index by a mask waits for a GPU
+        count = len(rows) - len(stay)
         if count == 0:
             return self
-        values = {name: column[~rows] for name, column in self.values.items()}
-        kept = replace(self, source=self.source[~rows], reset_moments=self.reset_moments[~rows], values=values)
+        values = {name: column[stay] for name, column in self.values.items()}
+        kept = replace(self, source=self.source[stay], reset_moments=self.reset_moments[stay], values=values)
         return replace(kept, pruned=self.pruned + count)
 
     def sorted_by_source(self) -> Refinement:

@@ -182,8 +182,8 @@ class AdcStrategy:
             means[-2 * len(split) :], log_scales[-2 * len(split) :] = children
         values = {"means": means, "log_scales": log_scales}
         if self.config.revised_opacity:
-            logits = gaussians.logit_opacities.clone()
-            logits[grow] = revised_opacities(logits[grow], SHRINK if self.config.long_axis_split else 1.0)
+            logits, grown = gaussians.logit_opacities.clone(), torch.cat([clone, split])
+            logits[grown] = revised_opacities(logits[grown], SHRINK if self.config.long_axis_split else 1.0)
             values["logit_opacities"] = logits[source]
         return Refinement(
             source,
@@ -215,5 +215,5 @@ class AdcStrategy:
         ranked = candidates[order]
         affordable = cost[ranked].cumsum(0) <= budget
         chosen = torch.zeros_like(grow)
-        chosen[ranked[affordable]] = True
+        chosen[ranked] = affordable
         return chosen

@@ -158,13 +158,13 @@ class _Rows:
         copies = (times[rows] + 1).clamp(max=MAX_COPIES)
         self.logits[rows], shrink = compute_relocation(self.logits[rows], copies)
         self.log_scales[rows] += shrink[:, None]
-        self.reset_moments[rows] = True
+        self.reset_moments.index_fill_(0, rows, True)  # an assignment copies the number to a GPU, and waits
 
     def copy(self, places: Tensor, chosen: Tensor) -> None:
         """Replace the rows ``places`` by copies of ``chosen``."""
         for values in (self.source, self.logits, self.log_scales):
             values[places] = values[chosen]
-        self.reset_moments[places] = True
+        self.reset_moments.index_fill_(0, places, True)
 
     def append(self, chosen: Tensor) -> None:
         """Append copies of ``chosen``."""
