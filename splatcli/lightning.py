@@ -164,8 +164,8 @@ class SplatModule(pl.LightningModule):
     def _log_steps(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Stepped):
-                self.log("train_loss", event.loss, prog_bar=True)
-                self.log("num_gaussians", float(event.num_gaussians), prog_bar=True)
+                self.log("train_loss", _on_host(event.loss), prog_bar=True)
+                self.log("num_gaussians", _on_host(event.num_gaussians), prog_bar=True)
 
     def validation_step(self, batch: int, batch_idx: int) -> None:
         assert self.run is not None
@@ -174,8 +174,8 @@ class SplatModule(pl.LightningModule):
             return
         event, _ = self.run.scorer.evaluate(self.run.state, lambda: None)
         if isinstance(event, Evaluated):
-            self.log("val_psnr", event.psnr, rank_zero_only=True, batch_size=1)
-            self.log("val_ssim", event.ssim, rank_zero_only=True, batch_size=1)
+            self.log("val_psnr", _on_host(event.psnr), rank_zero_only=True, batch_size=1)
+            self.log("val_ssim", _on_host(event.ssim), rank_zero_only=True, batch_size=1)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         assert self.run is not None
@@ -207,6 +207,11 @@ class SplatModule(pl.LightningModule):
             self.group.destroy()
             self.group = None
             atexit.register(destroy_default_group)
+
+
+def _on_host(value: float) -> Tensor:
+    """Return a figure to log. Lightning would copy a number to the GPU, which waits for the steps in flight."""
+    return torch.tensor(float(value))
 
 
 def stored_run(checkpoint: dict[str, Any]) -> Checkpoint:

@@ -22,6 +22,7 @@ from splatcli.train.events import Stepped
 from splatcli.train.trainer import Trainer
 from tests.cli.tiny import write_scene
 from tests.distributed.lightning_run import STEPS, config_of
+from tests.gpu.simulated.device_tensors import missing, simulated_gpus
 from tests.native.cases import NEEDS_COMPILER
 from tests.train.test_async_engines import AsyncPlainEngine
 from tests.train.worlds import PlainEngine
@@ -157,3 +158,26 @@ def test_steps_in_flight_are_done_before_a_checkpoint_a_score_and_the_end(
     second.save_checkpoint(path)
     stored = stored_run(torch.load(path, weights_only=True))
     assert torch.equal(stored.gaussians.means, whole.state.gaussians.means)
+
+
+@pytest.mark.skipif(missing() is not None, reason=f"no GPU can be simulated: {missing()}")
+def test_a_gpu_is_not_waited_for_to_log_the_figures_of_a_step(scene: Path) -> None:
+    import lightning.pytorch as pl
+
+    from splatcli.lightning import SceneData, SplatModule
+
+    config = with_settings(config_of(str(scene)), {"train.batch_size": 1, "train.iterations": 8})
+    module = SplatModule(config)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    quiet |= {"enable_model_summary": False, "accelerator": "gpu", "devices": [1], "num_sanity_val_steps": 0}
+    with warnings.catch_warnings(), simulated_gpus() as gpus:
+        warnings.simplefilter("ignore")
+        pl.Trainer(max_steps=8, **quiet).fit(module, datamodule=SceneData(config))  # type: ignore[arg-type]
+    assert gpus.faults == []
+    assert module.run is not None
+    assert module.run.state.step == 8
+    steps = [
+        wait for wait in gpus.waits if wait.kind != "event" and any("training_step" in line for line in wait.stack)
+    ]
+    found = [str(wait) for wait in steps if not any(line.endswith(" refine") for line in wait.stack)]
+    assert len(found) == 2, f"the first step counts tile intersections and copies a table: {found}"

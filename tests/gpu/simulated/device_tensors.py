@@ -868,6 +868,8 @@ def simulated_gpus() -> Iterator[Gpus]:
     before = {name: getattr(torch.cuda, name) for name in cuda}
     load_cuda = backend.load_cuda
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") copies where the mode sees it
+    overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)  # `data` of a tensor takes no DeviceTensor
     gpus.start()
     try:
         for name, replacement in cuda.items():
@@ -877,6 +879,7 @@ def simulated_gpus() -> Iterator[Gpus]:
             yield gpus
     finally:
         torch._C._set_only_lift_cpu_tensors(False)
+        torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
         backend.load_cuda = load_cuda
         for name, original in before.items():
             setattr(torch.cuda, name, original)
