@@ -198,6 +198,8 @@ def rasterization(
     if group is not None:
         _check_sharded(group, batch, viewmats, cameras, sh_degree)
     per_camera = colors.dim() == len(batch) + (3 if sh_degree is None else 4)
+    # All cameras at once: each copy from a GPU waits for it.
+    poses, lenses = viewmats.detach().double().cpu(), Ks.detach().double().cpu()
 
     def camera_renders() -> Iterator[_CameraRender]:
         for at in itertools.product(*(range(size) for size in batch)):
@@ -209,7 +211,8 @@ def rasterization(
             )
             for c in range(cameras):
                 own = colors[at][c] if per_camera else colors[at]
-                view = _View(viewmats[at][c], Ks[at][c], width, height, near_plane, far_plane, rasterize_mode, group)
+                camera = _camera(poses[at][c], lenses[at][c], width, height)
+                view = _View(viewmats[at][c], camera, near_plane, far_plane, rasterize_mode, group)
                 behind = None if backgrounds is None else backgrounds[at][c]
                 yield _CameraRender(raw, own, view, behind, sh_degree)
 
@@ -270,33 +273,21 @@ def _check_sharded(
     group.check_agreement("a rasterization", cameras=cameras, **{"SH degree": -1 if sh_degree is None else sh_degree})
 
 
+def _camera(viewmat: Tensor, K: Tensor, width: int, height: int) -> Camera:
+    """Return the camera of a pose [4, 4] and intrinsics [3, 3], both of the host."""
+    fx, cx, fy, cy = (float(K[at]) for at in ((0, 0), (0, 2), (1, 1), (1, 2)))
+    return Camera("", width, height, fx, fy, cx, cy, viewmat.numpy())
+
+
 class _View:
     """A camera with the tensor that its pose may get a gradient through."""
 
     def __init__(
-        self,
-        viewmat: Tensor,
-        K: Tensor,
-        width: int,
-        height: int,
-        near: float,
-        far: float,
-        mode: str,
-        group: ProcessGroup | None = None,
+        self, viewmat: Tensor, camera: Camera, near: float, far: float, mode: str, group: ProcessGroup | None = None
     ) -> None:
         self.group = group
-        k = K.detach().double().cpu()
         self.viewmat = viewmat
-        self.camera = Camera(
-            name="",
-            width=width,
-            height=height,
-            fx=float(k[0, 0]),
-            fy=float(k[1, 1]),
-            cx=float(k[0, 2]),
-            cy=float(k[1, 2]),
-            viewmat=viewmat.detach().double().cpu().numpy(),
-        )
+        self.camera = camera
         self.z_range = (near, far)
         self.antialiased = mode == "antialiased"
 

@@ -15,6 +15,7 @@ from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer.context import RasterContext, view_of
+from splatcli.rasterizer.exposure import constant
 from splatcli.rasterizer.filter_3d import apply_filter_3d
 from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.reference import render_reference
@@ -153,6 +154,8 @@ class ViewRender:
             raise ValueError(f"background has shape {tuple(self.background.shape)}, not ({channels},)")
         self.count = len(gaussians)
         self.projected: Projected | None = None
+        #: Of the visible Gaussians, once they are projected; see RasterContext.visible_slots().
+        self.visible: tuple[Tensor, Tensor] | None = None
         self._plain: Render | None = None
         try:
             backend = backend or backend_for(gaussians.device, dtype)
@@ -205,7 +208,10 @@ class ViewRender:
     def project(self) -> Projected:
         """Return the projected Gaussians; all zeros in plain torch."""
         if self.projected is None:
-            self.projected = self._empty() if self._plain is not None else _unpacked(self.frame, self._empty())
+            self.projected = self._empty()
+            if self._plain is None:
+                self.visible = self.frame.visible_slots()
+                _unpack(self.frame, self.visible, self.projected)
         return self.projected
 
     def blend(self, means2d: Tensor | None = None, shares: Tensor | None = None) -> Render:
@@ -300,7 +306,8 @@ class _Rasterize(torch.autograd.Function):
             return None, v_background, None, None, None, v_colors, *(None for _ in GROUPS)
         v_means2d = None
         if ctx.with_means2d:
-            v_means2d = _means2d_vjp(frame, ctx.view_render.project())
+            projected = ctx.view_render.project()
+            v_means2d = _means2d_vjp(frame, ctx.view_render.visible, projected)
             frame.native.with_abs = False
         frame.project_vjp(
             view,
@@ -315,21 +322,20 @@ class _Rasterize(torch.autograd.Function):
         return None, v_background, v_viewmat, v_means2d, v_shares, v_colors, *by_group
 
 
-def _unpacked(frame: RasterContext, out: Projected) -> Projected:
+def _unpack(frame: RasterContext, visible: tuple[Tensor, Tensor], out: Projected) -> None:
     """Fill ``out`` from the projected Gaussians of a view."""
-    ids, slots = frame.visible_slots()
+    ids, slots = visible
     projected = frame.arena.take("projected", 0, frame.backend.dtype).view(-1, abi.PROJECTED)[slots]
     out.means2d[ids] = projected[:, :2]
-    out.conics[ids] = projected[:, 2:5] * projected.new_tensor([2.0, 1.0, 2.0]) * math.log(2.0)
+    out.conics[ids] = projected[:, 2:5] * constant((2.0, 1.0, 2.0), projected) * math.log(2.0)
     out.opacities[ids] = torch.exp2(projected[:, 5])
     out.depths[ids] = projected[:, 9]
     out.radii[ids] = projected[:, 10:12].ceil().int()
-    return out
 
 
-def _means2d_vjp(frame: RasterContext, out: Projected) -> Tensor:
+def _means2d_vjp(frame: RasterContext, visible: tuple[Tensor, Tensor], out: Projected) -> Tensor:
     """Return [N, 2] dL/d means2d from the sums of intersection gradients; docs/math.md 6.2 and 6.3."""
-    ids, slots = frame.visible_slots()
+    ids, slots = visible
     sums = frame.summed_isect_grads()[slots]
     a, b, c = out.conics[ids].unbind(dim=1)
     vx, vy = sums[:, 1], sums[:, 2]

@@ -187,13 +187,26 @@ def compare(name: str, gpus: Gpus) -> None:
     gpus.operations.clear()
 
 
+def count_waits(gpus: Gpus) -> None:
+    """Check the waits of rasterization(): two for all cameras, and for each its pose, what is visible, the bound of its
+    tile intersections; and one in backward()."""
+    given = arguments("cuda:1")
+    inputs = {**given, "scales": given["scales"].exp(), "opacities": given["opacities"].sigmoid()}
+    gpus.waits.clear()
+    images, _, _ = rasterization(**inputs, width=WIDTH, height=HEIGHT, sh_degree=1, packed=False)
+    assert len(gpus.waits) <= 2 + 2 * 3, [str(wait) for wait in gpus.waits]
+    gpus.waits.clear()
+    images.sum().backward()
+    assert len(gpus.waits) <= 1, [str(wait) for wait in gpus.waits]
+
+
 def main() -> None:
     with simulated_gpus() as gpus:
         for name in CHECKS:
             torch.manual_seed(0)
             compare(name, gpus)
-            assert gpus.faults == [], name
-            print(name)
+        count_waits(gpus)
+        assert gpus.faults == []
 
 
 if __name__ == "__main__":
