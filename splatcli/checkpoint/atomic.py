@@ -133,7 +133,7 @@ def write_folder_atomically(path: Path, write: Callable[[Path], object], *, what
             temporary.mkdir()
             write(temporary)
             for file in temporary.rglob("*"):
-                _sync(file)
+                sync(file)
             if target.exists():
                 target.rename(old)
             temporary.rename(target)
@@ -186,7 +186,7 @@ def other_process_lives(pid: int) -> bool:
     return True
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Bring a file or a folder onto the disk. Raises OSError."""
     if path.is_dir():
         sync_folder(path)

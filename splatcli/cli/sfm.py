@@ -170,6 +170,10 @@ def sfm(args: SfmArguments) -> int:
         if args.gcp is not None:
             given["control_points"] = read_control_points(args.gcp).as_dict()
         chosen = SfmOptions(**{name: value for name, value in given.items() if value is not None})
+        if args.nerfstudio:
+            from splatcli.sfm.nerfstudio import check_lens_known, write_transforms
+
+            check_lens_known(chosen.camera_model)
         solved = find_cameras(
             args.images,
             chosen,
@@ -181,8 +185,6 @@ def sfm(args: SfmArguments) -> int:
         )
         facts = {name: value for name, value in solved.facts.items() if name != "key"}
         if args.nerfstudio:
-            from splatcli.sfm.nerfstudio import write_transforms
-
             facts["transforms"] = write_transforms(solved.folder)
         out.result({"path": solved.folder, "reused": solved.reused, **facts}, [solved.folder])
     return 0

@@ -375,6 +375,16 @@ class _Records:
         return SceneError(what, where=self.path, remedy=remedy)
 
 
+def check_written(folder: Path) -> None:
+    """Raise SceneError for a binary model in ``folder`` of which a part is missing, as after a full disk."""
+    model = Model(folder, ".bin", 0)
+    _cameras_binary(model.file("cameras"))
+    _images_binary(model.file("images"))
+    _check_rigs(model)
+    with _Records.of(model.file("points3D")) as file:
+        _point_places(file)
+
+
 def _cameras_binary(path: Path) -> dict[int, pycolmap.Camera]:
     cameras: dict[int, pycolmap.Camera] = {}
     with _Records.of(path) as file:

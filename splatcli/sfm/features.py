@@ -9,6 +9,8 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from splatcli.errors import SplatError
+from splatcli.errors import ResourceError, SplatError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.decode import Header, decode_rgb, open_image
 from splatcli.scene.masks import check_mask, read_mask
 from splatcli.sfm.images import orientation_of
-from splatcli.sfm.options import COLOURS, CameraPer, SfmOptions
+from splatcli.sfm.options import COLOURS, SMALLER, CameraPer, SfmOptions
 from splatcli.sfm.panorama import FACES, face_camera, face_from_rig
 
 #: prctl(2): the signal that a process gets when the one that made it ends.
@@ -213,15 +215,30 @@ class _Rigs:
 
 @contextmanager
 def _features(images: list[SfmImage], options: SfmOptions, threads: int, gpu: bool) -> Iterator[Iterator[Features]]:
-    """Give the features of each image, in order, as they are found."""
+    """Give the features of each image, in order, as they are found. The iterator raises ResourceError."""
     work = partial(_features_of, options=options, gpu=gpu)
     processes = min(1 if gpu else threads, len(images))
     if processes <= 1:
         yield map(work, images)
         return
-    # pycolmap holds Python's lock while it looks for features, so that threads would take turns.
-    with multiprocessing.get_context("fork").Pool(processes, die_with_parent) as pool:
-        yield pool.imap(work, images)
+    # pycolmap holds Python's lock while it looks for features, so that threads would take turns. A multiprocessing.Pool
+    # would wait forever for a process that was killed.
+    context = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=die_with_parent)
+    try:
+        yield _until_killed(pool.map(work, images))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _until_killed(found: Iterator[Features]) -> Iterator[Features]:
+    try:
+        yield from found
+    except BrokenProcessPool:
+        raise ResourceError(
+            "a process that looks for features was killed, most likely because the machine ran out of memory",
+            remedy=SMALLER,
+        ) from None
 
 
 def die_with_parent() -> None:

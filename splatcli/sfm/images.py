@@ -6,14 +6,15 @@ import errno
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from splatcli.checkpoint.atomic import TEMPORARY
 from splatcli.errors import SceneError, SplatError
 from splatcli.scene.decode import Header, read_header
 from splatcli.scene.find_images import images_below, unread_below, unread_error, unread_note
 from splatcli.scene.masks import ALPHA, NONE, masks_in
 from splatcli.scene.source import Problems
-from splatcli.sfm.options import MIN_IMAGES
+from splatcli.sfm.options import MIN_IMAGES, REPORT
 
 #: File name endings that are taken for videos.
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".mts", ".3gp")
@@ -151,7 +152,18 @@ def _with_masks(footage: SfmInput, path: Path, wanted: str | None) -> SfmInput:
 
 
 def _images(folder: Path) -> list[str]:
-    return list(filter(_is_image, images_below(folder)))
+    """Return the images below a folder, but for those in scenes and runs that were made there."""
+    made: dict[PurePosixPath, bool] = {PurePosixPath(): False}
+
+    def is_made(place: PurePosixPath) -> bool:
+        if place not in made:
+            there = folder / place
+            is_run = (there / "ckpts").is_dir() and (there / "config.json").is_file()
+            unfinished = TEMPORARY.fullmatch(place.name) is not None
+            made[place] = unfinished or is_run or (there / REPORT).is_file() or is_made(place.parent)
+        return made[place]
+
+    return [name for name in images_below(folder) if _is_image(name) and not is_made(PurePosixPath(name).parent)]
 
 
 def _is_image(name: str) -> bool:

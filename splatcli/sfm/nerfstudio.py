@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from plyfile import PlyData, PlyElement
 
-from splatcli.errors import OutputError, SceneError
+from splatcli.errors import OutputError, SceneError, UsageError
 from splatcli.output_files import write_bytes
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.decode import decode, decode_nonzero, read_header
 from splatcli.scene.masks import masks_in
 from splatcli.scene.source import Problems
 from splatcli.sfm.images import orientation_of
+from splatcli.sfm.options import AUTO
 
 TRANSFORMS, POINTS = "transforms.json", "sparse_pc.ply"
 #: COLMAP's camera model -> nerfstudio's, and the coefficients after focal length and principal point, in order.
@@ -39,7 +40,8 @@ def write_transforms(folder: Path) -> Path:
     """Write transforms.json and sparse_pc.ply of the model ``folder``/sparse/0; return the path of the first.
 
     Poses are camera to world, OpenGL axes, in the model's frame. nerfstudio does not heed EXIF: images that it turns,
-    and their masks, become upright copies. Raises SceneError for a lens that nerfstudio lacks.
+    and their masks, become upright copies. Raises SceneError for a lens that nerfstudio lacks, and for perspective and
+    fisheye cameras together, since it has one kind for all.
     """
     model = pycolmap.Reconstruction(folder / "sparse/0")
     images = sorted((model.image(number) for number in model.reg_image_ids()), key=lambda image: image.name)
@@ -47,6 +49,14 @@ def write_transforms(folder: Path) -> Path:
         {"file_path": f"images/{image.name}", **_intrinsics(image.camera, folder), "transform_matrix": _pose(image)}
         for image in images
     ]
+    kinds = sorted({frame["camera_model"] for frame in frames})
+    if len(kinds) > 1:
+        raise SceneError(
+            f"the images have cameras of {' and '.join(kinds)}, and nerfstudio takes one kind, so there is no "
+            f"{TRANSFORMS}",
+            where=folder,
+            remedy="--camera-model OPENCV or OPENCV_FISHEYE with --overwrite estimates one for all",
+        )
     masks = _masks(folder, [image.name for image in images])
     for image, frame in zip(images, frames, strict=True):
         _make_upright(folder / "images" / image.name, masks.get(image.name))
@@ -61,7 +71,9 @@ def write_transforms(folder: Path) -> Path:
     file = folder / TRANSFORMS
     try:
         PlyData([PlyElement.describe(vertices, "vertex")]).write(str(folder / POINTS))
-        file.write_text(json.dumps({"ply_file_path": POINTS, "frames": frames}, indent=1) + "\n", encoding="utf-8")
+        # The kind of camera is read here, and intrinsics and distortion in each frame.
+        document = {"camera_model": kinds[0], "ply_file_path": POINTS, "frames": frames}
+        file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise OutputError(f"cannot be written: {error.strerror}", where=error.filename or folder) from None
     return file
@@ -117,6 +129,16 @@ def _replace(link: Path, pixels: NDArray[np.uint8], kind: str, options: dict[str
 def _pose(image: pycolmap.Image) -> list[list[float]]:
     world_from_camera = np.vstack([image.cam_from_world().inverse().matrix(), [0.0, 0.0, 0.0, 1.0]])
     return [[float(value) for value in row] for row in world_from_camera @ _FLIP]
+
+
+def check_lens_known(model: str) -> None:
+    """Raise UsageError for a lens model of COLMAP that nerfstudio lacks."""
+    if model != AUTO and model not in _LENSES:
+        raise UsageError(
+            f"nerfstudio has no lens model {model}",
+            where="--nerfstudio",
+            remedy="--camera-model OPENCV, or leave it out",
+        )
 
 
 def _intrinsics(camera: pycolmap.Camera | None, folder: Path) -> dict[str, Any]:

@@ -29,8 +29,12 @@ AUTO = "auto"
 VIDEO_FRAMES = 120
 #: The folder beside the database with the colours of the features, a file for each image in it.
 COLOURS = "colours"
+#: The report in a finished folder, and the file in one that is being worked in which is locked meanwhile.
+REPORT, LOCK = "sfm.json", "lock"
 #: A model of fewer images is no scene.
 MIN_IMAGES = 3
+#: The remedy for a lack of memory.
+SMALLER = "--max-image-size 1000, --max-features 4000 or fewer images take less memory"
 
 
 @dataclass(frozen=True, slots=True)

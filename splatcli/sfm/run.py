@@ -5,18 +5,21 @@ DIR/masks/     their masks, linked, where there are any
 DIR/sparse/0/  COLMAP's binary model; further ones, which nothing connects with it, are in sparse/1/ and so on
 DIR/sfm.json   what it was made from, and the report
 
-Work happens in DIR.tmp.PID.RANDOM. A call that fails or is stopped leaves that folder if it holds features, and the
-next call for the same images goes on with them.
+Work happens in DIR.tmp.PID.RANDOM, whose file "lock" is locked meanwhile. A call that fails or is stopped leaves that
+folder if it holds features, and the next call for the same images goes on with them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
+import fcntl
 import json
 import logging
 import math
 import os
+import platform
 import re
 import secrets
 import shutil
@@ -30,18 +33,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from splatcli import errors
-from splatcli.checkpoint.atomic import ended_by_signals
+from splatcli.checkpoint.atomic import ended_by_signals, free_bytes, other_process_lives, sync
 from splatcli.errors import OutputError, ResourceError, SceneError, SplatError
 from splatcli.scene import heif
 from splatcli.scene.control_points import MIN_IMAGES, MIN_POINTS, ControlPoints
 from splatcli.scene.find_images import listed, unread_note
 from splatcli.scene.inspect import few_notes
 from splatcli.sfm.images import SfmInput
-from splatcli.sfm.options import COLOURS, SfmOptions
+from splatcli.sfm.options import COLOURS, LOCK, REPORT, SMALLER, SfmOptions
 
 _log = logging.getLogger(__name__)
 
-REPORT = "sfm.json"
 #: Changes when the same images and options would give another result.
 _VERSION = 2
 _OVERWRITE = "--overwrite replaces it; or choose another place with -o"
@@ -75,19 +77,28 @@ def run_sfm(
     """
     key = {"version": _VERSION, "photos": footage.fingerprint(), "options": options.as_dict()}
     folder = (place or _free_place(beside, footage, key)).absolute()
-    known = _known(folder)
-    overwrite = overwrite or (known is not None and known.get("key") == key and _is_outdated(known))
-    if known is not None and known.get("key") == key and not overwrite and _is_whole(folder, known):
+    if folder.is_symlink():
+        folder = folder.resolve()  # the link stays, and the work is done on its target's disk
+    known = _known(folder) or {}
+    overwrite = overwrite or (known.get("key") == key and _is_outdated(known))
+    if not overwrite and _is_made(folder, known, key):
         return SfmResult(folder, known, True)
-    _check_place(folder, footage, known, overwrite=overwrite)
+    _check_place(folder, footage, key, overwrite=overwrite)
     _check_named(footage, options)
     with ended_by_signals(), _temporary(folder, _features_key(key, options, gpu)) as made:
         threads = len(os.sched_getaffinity(0))
         facts = run_worker(footage, options, made, threads=threads, gpu=gpu, tell=tell)
         facts = {"source": str(footage.path), **facts, "not_read": list(footage.unread), "key": key}
+        known = _known(folder) or {}
+        if not overwrite and _is_made(folder, known, key):  # by another call meanwhile
+            shutil.rmtree(made)
+            return SfmResult(folder, known, True)
+        _check_place(folder, footage, key, overwrite=overwrite)
         shutil.rmtree(made / "work")
-        (made / _KEY).unlink()
+        for name in (_KEY, _LOCK):
+            (made / name).unlink()
         (made / REPORT).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        sync(made / REPORT)
         _put(made, folder)
     return SfmResult(folder, facts, False)
 
@@ -118,13 +129,16 @@ def gpu_wanted(device: str) -> bool:
 
 
 def _free_place(beside: Path, footage: SfmInput, key: dict[str, Any]) -> Path:
-    """Return the first of NAME-sfm, NAME-sfm-2, ... that holds these cameras, or nothing yet."""
+    """Return the first of NAME-sfm, NAME-sfm-2, ... that holds these cameras, all of them, or nothing yet."""
     source = footage.path
     if source.name == "images" and not footage.is_video:
         source = source.parent
     first = beside / f"{(source.stem if footage.is_video else source.name) or 'photos'}-sfm"
     place, number = first, 2
-    while place.exists() and (_known(place) or {}).get("key") != key:
+    while os.path.lexists(place):
+        known = _known(place) or {}
+        if _is_made(place, known, key) or (known.get("key") == key and _is_outdated(known)):
+            break
         place, number = first.with_name(f"{first.name}-{number}"), number + 1
     return place
 
@@ -138,10 +152,12 @@ def _known(folder: Path) -> dict[str, Any] | None:
     return facts if isinstance(facts, dict) else None
 
 
-def _is_whole(folder: Path, facts: dict[str, Any]) -> bool:
-    """Return whether model, images and masks are still there."""
+def _is_made(folder: Path, facts: dict[str, Any], key: dict[str, Any]) -> bool:
+    """Return whether a folder, whose report is ``facts``, has the scene of ``key``: model, images and masks."""
     sparse = folder / "sparse" / "0"
-    if not all((sparse / f"{kind}.bin").is_file() for kind in ("cameras", "images", "points3D")):
+    if facts.get("key") != key or not all(
+        (sparse / f"{kind}.bin").is_file() for kind in ("cameras", "images", "points3D")
+    ):
         return False
     wanted = {"images": int(facts.get("total", 1)), "masks": int(facts.get("masks", 0))}
     return all(
@@ -190,7 +206,14 @@ def _check_named(footage: SfmInput, options: SfmOptions) -> None:
             )
 
 
-def _check_place(folder: Path, footage: SfmInput, known: dict[str, Any] | None, *, overwrite: bool) -> None:
+def _check_place(folder: Path, footage: SfmInput, key: dict[str, Any], *, overwrite: bool) -> None:
+    """Raise OutputError for a folder that the scene of ``key`` may not be put at."""
+    if folder.is_mount():
+        raise OutputError(
+            "another disk is mounted here, so that a scene cannot be put in its place",
+            where=folder,
+            remedy=f"name a folder in it: -o {folder / 'scene'}",
+        )
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not folder.is_dir():
@@ -200,18 +223,24 @@ def _check_place(folder: Path, footage: SfmInput, known: dict[str, Any] | None, 
             raise OutputError(
                 f"{inside} lies in it, so it cannot be replaced", where=folder, remedy="choose another -o"
             )
+    known = _known(folder)
     if known is None or "key" not in known:
         raise OutputError(
             "the folder has other content, which is not replaced", where=folder, remedy="choose another place with -o"
         )
     if not overwrite:
         raise OutputError(
-            "it holds the cameras of other images, or made with other options", where=folder, remedy=_OVERWRITE
+            "it was made of these images, and the model, images or masks in it are gone"
+            if known["key"] == key
+            else "it holds the cameras of other images, or made with other options",
+            where=folder,
+            remedy=_OVERWRITE,
         )
 
 
-#: In a folder that is being worked in: what its features were made from.
-_KEY = "key.json"
+#: In a folder that is being worked in: what its features were made from; and the file that is locked meanwhile, with
+#: the name of the machine.
+_KEY, _LOCK = "key.json", LOCK
 
 
 @contextlib.contextmanager
@@ -222,58 +251,108 @@ def _temporary(folder: Path, key: dict[str, Any]) -> Iterator[Path]:
     """
     made = folder.with_name(f"{folder.name}.tmp.{os.getpid()}.{secrets.token_hex(4)}")
     parents = [parent for parent in folder.parents if not parent.exists()]
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        left = _left_over(folder, key)
-        if left is None:
-            made.mkdir()
-        else:
-            left.rename(made)
-            _log.info("features and matches of the last try are used again")
-        (made / _KEY).write_text(json.dumps(key), encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"cannot be written: {error.strerror}", where=error.filename) from None
-    try:
-        yield made
-    except BaseException:
-        if _has_features(made):
-            _log.info(f"features and matches are kept in {made}; the same command goes on with them")
-        raise
-    finally:
-        if not _has_features(made):
-            shutil.rmtree(made, ignore_errors=True)
-        for parent in parents:
-            with contextlib.suppress(OSError):
-                parent.rmdir()  # only if empty
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            left = _left_over(folder, key, stack)
+            if left is None:
+                made.mkdir()
+                _lock(made, stack)
+            else:
+                left.rename(made)
+                _log.info("features and matches of the last try are used again")
+            (made / _KEY).write_text(json.dumps(key), encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"cannot be written: {error.strerror}", where=error.filename) from None
+        try:
+            yield made
+        except BaseException:
+            if _has_features(made):
+                _log.info(f"features and matches are kept in {made}; the same command goes on with them")
+            raise
+        finally:
+            if not _has_features(made):
+                shutil.rmtree(made, ignore_errors=True)
+            for parent in parents:
+                with contextlib.suppress(OSError):
+                    parent.rmdir()  # only if empty
 
 
 def _has_features(made: Path) -> bool:
     return (made / "work" / COLOURS).is_dir() and any((made / "work" / COLOURS).iterdir())
 
 
-def _left_over(folder: Path, key: dict[str, Any]) -> Path | None:
-    """Return what an earlier, ended call left for this place and key, or None; remove what others left."""
+def _left_over(folder: Path, key: dict[str, Any], stack: contextlib.ExitStack) -> Path | None:
+    """Return what an earlier, ended call left for this place and key, or None; remove what others left.
+
+    stack: holds the lock of what is returned.
+    """
     ours = re.compile(re.escape(folder.name) + r"\.tmp\.(\d+)\.[0-9a-f]{8}")
     found: Path | None = None
     for path in sorted(folder.parent.iterdir()):
         match = ours.fullmatch(path.name)
-        if match is None or (int(match[1]) != os.getpid() and Path("/proc", match[1]).exists()):
+        if match is None:
             continue
-        try:
-            same = json.loads((path / _KEY).read_text(encoding="utf-8")) == key
-        except (OSError, ValueError):
-            same = False
-        if same and found is None and _has_features(path):
-            found = path
-        else:
-            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.ExitStack() as own:
+            if not _lock(path, own, int(match[1])):
+                continue
+            try:
+                same = json.loads((path / _KEY).read_text(encoding="utf-8")) == key
+            except (OSError, ValueError):
+                same = False
+            if same and found is None and _has_features(path):
+                found = path
+                stack.push(own.pop_all())
+            else:
+                shutil.rmtree(path, ignore_errors=True)
     return found
 
 
+#: Errors of a file system without locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+def _lock(made: Path, stack: contextlib.ExitStack, owner: int | None = None) -> bool:
+    """Lock a folder to work in until ``stack`` is closed; return whether no other call works in it.
+
+    owner: the process that made the folder; None is this one. It counts where the file system has no locks and where
+    the folder has no lock file; of another machine nobody knows whether it has ended, and it counts as working.
+    """
+    try:
+        file = stack.enter_context((made / _LOCK).open("w" if owner is None else "r+", encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return owner is not None and not other_process_lives(owner)
+    except PermissionError:
+        if owner is None:
+            raise
+        return False  # somebody else's
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        if owner is not None and (file.read() != platform.node() or other_process_lives(owner)):
+            return False
+    if owner is None:
+        file.write(platform.node())
+        file.flush()
+    return True
+
+
 def _put(made: Path, folder: Path) -> None:
-    """Move a complete folder to its place; what was there is removed when the new one is in."""
+    """Move a complete folder to its place; what was there is removed when the new one is in.
+
+    A folder that is there and empty stays, with its permissions, and as somebody's current folder: the report, which
+    makes it whole, comes last.
+    """
     old = made.with_name(f"{made.name}.old")
     try:
+        if folder.exists() and not any(folder.iterdir()):
+            for path in sorted(made.iterdir(), key=lambda path: path.name == REPORT):
+                path.rename(folder / path.name)
+            return
         if folder.exists():
             folder.rename(old)
         try:
@@ -289,7 +368,8 @@ def _put(made: Path, folder: Path) -> None:
 
 Tell = Callable[[str, int, int], None]
 
-_SMALLER = "--max-image-size 1000, --max-features 4000 or fewer images take less memory"
+#: Bytes that are free on a disk that is not full.
+_LEAST_FREE = 1 << 16
 #: Bytes at the end of the worker's log in which the reason of a crash is looked for.
 _LOG_TAIL = 16 << 10
 
@@ -333,7 +413,8 @@ def run_worker(
             worker.wait()
             for pipe in (worker.stdin, worker.stdout):
                 if pipe is not None:
-                    pipe.close()
+                    with contextlib.suppress(BrokenPipeError):  # what was not read of a long request
+                        pipe.close()
     if "facts" in outcome:
         log.unlink()
         return dict(outcome["facts"])
@@ -366,13 +447,13 @@ def crashed(code: int, log: Path) -> SplatError:
     """
     if code == -signal.SIGKILL:
         return ResourceError(
-            "structure from motion was killed, most likely because the machine ran out of memory", remedy=_SMALLER
+            "structure from motion was killed, most likely because the machine ran out of memory", remedy=SMALLER
         )
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
     reason = _last_words(log)
     if "MemoryError" in reason or "bad_alloc" in reason:
-        return ResourceError("the machine ran out of memory during structure from motion", remedy=_SMALLER)
-    if "disk is full" in reason:  # SQLite's words
+        return ResourceError("the machine ran out of memory during structure from motion", remedy=SMALLER)
+    if "disk is full" in reason or free_bytes(log.parent) < _LEAST_FREE:  # SQLite's words, if there was room for them
         return OutputError(
             "the disk became full during structure from motion",
             where=log.parent,
@@ -380,7 +461,7 @@ def crashed(code: int, log: Path) -> SplatError:
         )
     return ResourceError(
         f"pycolmap ended {how} during structure from motion" + (f": {reason}" if reason else ""),
-        remedy=f"{_SMALLER}; or compute cameras with COLMAP, and name the scene's folder",
+        remedy=f"{SMALLER}; or compute cameras with COLMAP, and name the scene's folder",
     )
 
 

@@ -22,8 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli import __version__
+from splatcli.checkpoint.atomic import sync
 from splatcli.errors import OutputError, SceneError, SplatError, UsageError
 from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.colmap import check_written
 from splatcli.scene.control_points import ControlPoints, fit_control_points
 from splatcli.scene.decode import Header, read_header
 from splatcli.scene.georeference import PositionsError, Similarity, georeference, position_of, write_sidecar
@@ -33,7 +35,7 @@ from splatcli.sfm.gaps import find_gaps, stretches_in
 from splatcli.sfm.images import SfmInput, orientation_of, readable
 from splatcli.sfm.lens import choose_lenses
 from splatcli.sfm.matching import Pair, choose_pairs, how_to_match, match, match_again, pairs_to_retry
-from splatcli.sfm.options import AUTO, COLOURS, MIN_IMAGES, VIDEO_FRAMES, Matching, SfmOptions
+from splatcli.sfm.options import AUTO, COLOURS, LOCK, MIN_IMAGES, VIDEO_FRAMES, Matching, SfmOptions
 from splatcli.sfm.panorama import face_camera, is_panorama, write_faces, write_masks
 from splatcli.sfm.video import sharpest, sharpness, write_frames, write_more_frames
 
@@ -419,14 +421,7 @@ class Job:
     def _scale(self, model: pycolmap.Reconstruction) -> dict[str, Any]:
         first, second, length = self.options.known_distance()
         centers = centers_of(model)
-        for name in (first, second):
-            if name not in centers:
-                raise SceneError(
-                    f"{name!r} is not among the {len(centers)} registered images",
-                    where="--scale-from",
-                    remedy=f"name two that are, such as {min(centers)}",
-                )
-        apart = float(np.linalg.norm(centers[first] - centers[second]))
+        apart = float(np.linalg.norm(self._center(first, centers) - self._center(second, centers)))
         if not apart > 0:
             raise SceneError(f"{first} and {second} are at one place", where="--scale-from", remedy="name two others")
         similarity = Similarity(length / apart, np.eye(3), np.zeros(3))
@@ -437,6 +432,22 @@ class Job:
         if not self.footage.is_video:
             unused = sum(position_of(self.footage.path / self._source(name)) is not None for name in centers)
         return {"applied": True, **facts, "unused_positions": unused}
+
+    def _center(self, name: str, centers: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Return the position of an image, or of a panorama, whose faces are at one place. Raises SceneError.
+
+        The ending may differ where only one image has the rest of the name.
+        """
+        places = {**{self._source(each): center for each, center in centers.items()}, **centers}
+        stem = PurePosixPath(name).with_suffix("")
+        alike = [each for each in places if PurePosixPath(each).with_suffix("") == stem]
+        if name not in places and len(alike) != 1:
+            raise SceneError(
+                f"{name!r} is not among the {len(centers)} registered images",
+                where="--scale-from",
+                remedy=f"name two that are, such as {min(centers)}",
+            )
+        return places[name if name in places else alike[0]]
 
     def _control(self, model: pycolmap.Reconstruction, control: ControlPoints) -> dict[str, Any]:
         found = fit_control_points(model, control, self._unturned)
@@ -454,9 +465,20 @@ class Job:
         return header.orientation if orientation_of(header) == 1 else 1
 
     def _write(self, model: pycolmap.Reconstruction, number: int) -> None:
+        """Write a model. Raise OutputError where the disk does not hold all of it, which pycolmap does not notice."""
         sparse = self.folder / "sparse" / str(number)
         sparse.mkdir(parents=True)
         model.write_binary(sparse)
+        try:
+            for file in sparse.iterdir():
+                sync(file)
+            check_written(sparse)
+        except SceneError as problem:
+            raise OutputError(
+                f"the model could not be written (disk full?): {Path(str(problem.where)).name} {problem.what}",
+                where=self.folder,
+                remedy="free some space, or choose another place with -o",
+            ) from None
 
 
 def sources(stored: list[Stored]) -> list[str | None]:
@@ -466,7 +488,13 @@ def sources(stored: list[Stored]) -> list[str | None]:
 
 def remove_unfinished(folder: Path, *, keep_images: bool) -> None:
     """Remove from a Job's folder all that a later one makes anew: not features and matches, nor images if kept."""
-    kept = {folder / "key.json", folder / "log", folder / "work", *([folder / "images"] if keep_images else [])}
+    kept = {
+        folder / "key.json",
+        folder / "log",
+        folder / LOCK,
+        folder / "work",
+        *([folder / "images"] if keep_images else []),
+    }
     stored = ("database.db", "database.db-journal", "database.db-wal", "database.db-shm", COLOURS, "frames.json")
     for path in [*folder.iterdir(), *(folder / "work").iterdir()]:
         if path in kept or (path.parent.name == "work" and path.name in stored):

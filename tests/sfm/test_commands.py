@@ -59,6 +59,7 @@ def test_info_says_that_cameras_are_missing(images: Path, capfd) -> None:
         (["few", "--camera-model", "PINHOL"], 2, "--camera-model"),
         (["few", "--frames", "1"], 2, "--frames"),
         (["few", "--mapper", "hierarchical"], 2, "one of incremental, global"),
+        (["few", "--nerfstudio", "--camera-model", "FULL_OPENCV"], 2, "nerfstudio has no lens model FULL_OPENCV"),
         (["clip.mp4"], 4, "splatcli[video]"),
     ],
 )

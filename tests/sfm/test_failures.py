@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,10 +15,12 @@ import pytest
 from PIL import Image
 
 from splatcli.errors import OutputError, ResourceError, SceneError
-from splatcli.sfm.images import find_input, readable
+from splatcli.sfm import features, run
+from splatcli.sfm.images import SfmInput, find_input, readable
 from splatcli.sfm.options import SfmOptions
-from splatcli.sfm.run import crashed
+from splatcli.sfm.run import crashed, run_worker
 from splatcli.sfm.worker import Job
+from tests.scene import made
 from tests.sfm import corner
 from tests.sfm.conftest import find_cameras_of, write_noise
 
@@ -145,6 +148,54 @@ def test_a_full_disk_is_named(images: Path, tmp_path: Path, worker) -> None:
         find_cameras_of(images, place=tmp_path / "scene")
     assert str(tmp_path / "scene") in str(caught.value.where)
     assert "-o" in str(caught.value.remedy)
+
+
+def test_a_crash_on_a_full_disk_is_not_blamed_on_memory(
+    images: Path, tmp_path: Path, worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker("cat > /dev/null; kill -ABRT $$")
+    monkeypatch.setattr(run, "free_bytes", lambda folder: 4096)
+    with pytest.raises(OutputError, match="the disk became full"):
+        find_cameras_of(images, place=tmp_path / "scene")
+
+
+@pytest.mark.parametrize("kind", ["cameras", "images", "points3D", "frames"])
+def test_a_model_that_a_full_disk_cuts_is_not_taken_for_whole(kind: str, tmp_path: Path) -> None:
+    """pycolmap writes it without a word."""
+    images = write_noise(tmp_path / "photos", 3)
+
+    class Model:
+        def write_binary(self, folder: Path) -> None:
+            file = made.write_model(folder, made.reconstruction()) / f"{kind}.bin"
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+    job = Job(find_input(images), SfmOptions(), tmp_path, threads=1, gpu=False, tell=lambda *_: None)
+    with pytest.raises(OutputError, match=rf"disk full\?\): {kind}\.bin") as caught:
+        job._write(Model(), 0)  # type: ignore[arg-type]
+    assert "free some space" in str(caught.value.remedy)
+
+
+def killed(image: features.SfmImage, options: SfmOptions, gpu: bool) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_that_looks_for_features_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system kills the largest process where memory runs out."""
+    monkeypatch.setattr(features, "_features_of", killed)
+    images = write_noise(tmp_path / "photos", 3)
+    (tmp_path / "made").mkdir()
+    job = Job(find_input(images), SfmOptions(), tmp_path / "made", threads=2, gpu=False, tell=lambda *_: None)
+    with pytest.raises(ResourceError, match="was killed, most likely because the machine ran out of memory"):
+        job.run()
+
+
+def test_a_worker_that_ends_before_it_has_read_a_long_request(tmp_path: Path, worker) -> None:
+    worker("exec 0<&-; exit 3")
+    footage = SfmInput(tmp_path, tuple(f"{'x' * 200}{number}.jpg" for number in range(10_000)))
+    with pytest.raises(ResourceError, match="ended with exit code 3"):
+        run_worker(footage, SfmOptions(), tmp_path, threads=1, gpu=False, tell=lambda *_: None)
 
 
 def test_pycolmap_leaves_no_log_behind(tmp_path: Path) -> None:

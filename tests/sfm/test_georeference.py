@@ -205,7 +205,7 @@ def test_sfm_aligns_with_gps_or_a_distance(tmp_path: Path, capfd) -> None:
     info, said = result(["info", str(tmp_path / "scene")], capfd)
     assert "metres east, north and up of" in said
     assert info["scene_kind"] == "colmap"
-    words = ["sfm", str(tmp_path / "walk"), "-o", str(tmp_path / "scaled"), "--scale-from", "0.jpg,5.jpg,2"]
+    words = ["sfm", str(tmp_path / "walk"), "-o", str(tmp_path / "scaled"), "--scale-from", "0.JPG,5.jpg,2"]
     facts, said = result(words, capfd)
     assert facts["georeference"]["unused_positions"] == len(there)
     assert f"the GPS positions of {len(there)} images are not used" in said

@@ -10,6 +10,8 @@ import pytest
 from PIL import Image
 
 from splatcli.config import DataConfig
+from splatcli.errors import SceneError
+from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.read import read_scene
 from splatcli.sfm.nerfstudio import write_transforms
 from tests.scene import made
@@ -59,3 +61,20 @@ def test_images_that_exif_turns_become_upright_copies_with_their_masks(tmp_path:
     again = {path: path.stat().st_mtime_ns for path in (folder / "images").iterdir()}
     write_transforms(folder)
     assert {path: path.stat().st_mtime_ns for path in (folder / "images").iterdir()} == again
+
+
+def test_the_kind_of_camera_is_where_nerfstudio_reads_it(tmp_path: Path) -> None:
+    """At the top of the file, for all images."""
+    names = ["0.png", "deep/1.png"]
+    fisheye = pycolmap.Camera.create_from_model_name(1, "OPENCV_FISHEYE", 60.0, made.WIDTH, made.HEIGHT)
+    model = made.reconstruction(fisheye, image_names=names)
+    made.write_model(tmp_path / "sparse/0", model)
+    made.write_images(tmp_path / "images", names)
+    assert json.loads(write_transforms(tmp_path).read_text())["camera_model"] == "OPENCV_FISHEYE"
+    pinhole = pycolmap.Camera.create_from_model_name(2, "PINHOLE", 60.0, made.WIDTH, made.HEIGHT)
+    model.add_camera_with_trivial_rig(pinhole)
+    image = pycolmap.Image(name="2.png", camera_id=2, image_id=3)
+    model.add_image_with_trivial_frame(image, pycolmap.Rigid3d())
+    made.write_model(tmp_path / "sparse/0", model)
+    with pytest.raises(SceneError, match="cameras of OPENCV and OPENCV_FISHEYE, and nerfstudio takes one kind"):
+        write_transforms(tmp_path)

@@ -92,7 +92,7 @@ def test_panoramas_are_solved_and_trained_on(tmp_path: Path, capfd) -> None:
     assert run(["sfm", str(folder), "-o", str(scene), "--mapper", "global"]) == 2
     assert "p0.jpg is a panorama, which needs the incremental mapper" in capfd.readouterr().err
     assert not scene.exists()
-    assert run(["sfm", str(folder), "-o", str(scene), "--json"]) == 0
+    assert run(["sfm", str(folder), "-o", str(scene), "--scale-from", "p0.jpg,p1.jpg,2", "--json"]) == 0
     facts = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert facts["panoramas"] == [f"p{i}.jpg" for i in range(panoramas.COUNT)]
     assert facts["registered"] == FACES * panoramas.COUNT
@@ -109,6 +109,7 @@ def test_panoramas_are_solved_and_trained_on(tmp_path: Path, capfd) -> None:
         assert np.ptp(of_faces, axis=0).max() < 1e-9
         centers.append(-of_faces[0])
         known.append(-panoramas.pose(i)[:3, :3].T @ panoramas.pose(i)[:3, 3])
+    assert np.linalg.norm(centers[0] - centers[1]) == pytest.approx(2)
     similarity = similarity_of(np.array(centers), np.array(known))
     assert np.linalg.norm(similarity(np.array(centers)) - known, axis=1).max() < 0.01
     for i in range(panoramas.COUNT):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -16,6 +18,7 @@ from splatcli.config import DataConfig
 from splatcli.errors import OutputError
 from splatcli.scene.read import read_scene
 from splatcli.sfm import run
+from splatcli.sfm.images import find_input
 from splatcli.sfm.options import SfmOptions
 from splatcli.sfm.run import SfmResult
 from tests.sfm import corner
@@ -162,6 +165,91 @@ def test_what_is_not_ours_is_never_replaced(images: Path, tmp_path: Path, fake: 
     with pytest.raises(OutputError, match="is a file"):
         find_cameras_of(images, place=tmp_path / "diary.txt", overwrite=overwrite)
     assert not fake
+
+
+def test_a_link_stays_and_an_empty_folder_is_kept(images: Path, tmp_path: Path, fake: list[Path]) -> None:
+    target, empty = tmp_path / "large disk" / "scene", tmp_path / "empty"
+    (tmp_path / "link").symlink_to(target)
+    empty.mkdir()
+    number = empty.stat().st_ino
+    for place, real in ((tmp_path / "link", target), (empty, empty)):
+        assert find_cameras_of(images, place=place).folder == real
+        assert sorted(path.name for path in real.iterdir()) == ["images", "sfm.json", "sparse"]
+        assert fake[-1].parent == real.parent, "the work is done on the disk of the result"
+    assert (tmp_path / "link").is_symlink()
+    assert empty.stat().st_ino == number, "it may be somebody's current folder"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "large disk", "link"]
+    assert find_cameras_of(images, place=tmp_path / "link").reused
+
+
+def test_a_mounted_disk_is_refused_before_the_work(
+    images: Path, tmp_path: Path, fake: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path)
+    with pytest.raises(OutputError, match="another disk is mounted here") as caught:
+        find_cameras_of(images, place=tmp_path)
+    assert str(tmp_path / "scene") in str(caught.value.remedy)
+    assert not fake
+
+
+def test_a_scene_that_is_not_whole_any_more(images: Path, tmp_path: Path, fake: list[Path]) -> None:
+    shutil.rmtree(find_cameras_of(images, beside=tmp_path).folder / "sparse")
+    assert find_cameras_of(images, beside=tmp_path).folder.name == "photos-sfm-2"
+    with pytest.raises(OutputError, match="made of these images, and the model, images or masks in it are gone"):
+        find_cameras_of(images, place=tmp_path / "photos-sfm")
+
+
+def test_scenes_and_runs_among_the_images_are_not_looked_at(images: Path, tmp_path: Path, fake: list[Path]) -> None:
+    """As after `cd photos; splat sfm .`, whose output lies below the folder."""
+    copy = Path(shutil.copytree(images, tmp_path / "photos"))
+    whole = find_input(copy)
+    made = find_cameras_of(copy, beside=copy / "output").folder
+    shutil.copy(images / name_of(0), made / "images")
+    shutil.copytree(made, copy / "output" / "other-sfm.tmp.99.0123abcd").joinpath("sfm.json").unlink()
+    run_of_ours = copy / "output" / "run"
+    shutil.copytree(images, run_of_ours / "renders")
+    (run_of_ours / "ckpts").mkdir()
+    (run_of_ours / "config.json").write_text("{}")
+    assert find_input(copy) == whole
+    assert find_cameras_of(copy, beside=copy / "output").reused
+
+
+def test_another_call_that_was_faster_is_used(images: Path, tmp_path: Path, fake: list[Path], monkeypatch) -> None:
+    work, place = run.run_worker, tmp_path / "scene"
+
+    def overtaken(*given, **more):
+        monkeypatch.setattr(run, "run_worker", work)
+        find_cameras_of(images, place=place)
+        (place / "sparse/0/cameras.bin").write_bytes(b"first")
+        return work(*given, **more)
+
+    monkeypatch.setattr(run, "run_worker", overtaken)
+    assert find_cameras_of(images, place=place).reused
+    assert (place / "sparse/0/cameras.bin").read_bytes() == b"first"
+    assert [path.name for path in tmp_path.iterdir()] == ["scene"]
+
+
+def test_the_work_of_another_machine_is_left_alone(images: Path, tmp_path: Path, fake: list[Path], monkeypatch) -> None:
+    """Its process ids say nothing here, and a lock is what tells that it goes on; without locks nothing does."""
+    beyond_the_last_pid = 2**22 + 1
+    folders = [tmp_path / f"photos-sfm.tmp.{beyond_the_last_pid}.{number:08x}" for number in range(3)]
+    for folder, machine in zip(folders, ("here", "elsewhere", "here"), strict=True):
+        folder.mkdir()
+        (folder / run._LOCK).write_text(machine)
+    monkeypatch.setattr("platform.node", lambda: "here")
+    with (folders[0] / run._LOCK).open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        find_cameras_of(images, beside=tmp_path)
+        assert [folder.exists() for folder in folders] == [True, False, False]
+    folders[1].mkdir()
+    (folders[1] / run._LOCK).write_text("elsewhere")
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    find_cameras_of(images, SfmOptions(seed=2), place=tmp_path / "photos-sfm", overwrite=True)
+    assert [folder.exists() for folder in folders] == [False, True, False]
 
 
 def test_what_a_killed_process_left_goes_with_the_next_run(images: Path, tmp_path: Path, fake: list[Path]) -> None:
