@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import platform
@@ -176,6 +177,7 @@ class Record:
     cpu_seconds: of all its threads, which other load on the machine affects less.
     peak_mb: its peak resident memory.
     views: name, psnr and ssim of each held-out view.
+    scene_id: a digest of the scene's absolute path: one command in two folders trains two scenes.
     """
 
     scene: str
@@ -191,23 +193,27 @@ class Record:
     num_gaussians: int
     views: list[dict[str, Any]]
     protocol: dict[str, Any]
+    scene_id: str = ""
 
 
 def measure(cell: Cell, folder: Path, *, keep: bool, sheet: bool) -> tuple[Record, bool]:
-    """Return the record of a cell, and whether it already existed.
+    """Return the record of a cell, and whether all that is asked for already existed.
 
     folder: takes ``<cell>.json``, ``<cell>.log``, with ``keep`` the run itself, with ``sheet`` ``<cell>.png``.
     Raises SplatError of the run's own kind if it fails.
     """
-    path = folder / f"{cell.name}.json"
+    path, log, picture = (folder / f"{cell.name}{ending}" for ending in (".json", ".log", ".png"))
+    run = folder / cell.name
     command = ["train", *cell.arguments, "--seed", str(cell.seed)]
     with contextlib.suppress(OSError, ValueError, TypeError):
         record = Record(**json.loads(path.read_text(encoding="utf-8")))
-        if record.command == _shown(command):
+        same = record.command == _shown(command) and record.scene_id in ("", _scene_id(cell))
+        known = same and (run.is_dir() or not keep)
+        if known and sheet and not picture.is_file() and run.is_dir():
+            _draw_sheet(run, picture, log)
+        if known and (picture.is_file() or not sheet):
             return record, True
-    run = folder / cell.name
     shutil.rmtree(run, ignore_errors=True)
-    log = folder / f"{cell.name}.log"
     started = time.perf_counter()
     usage = _run([*command, "-o", str(run), "--quiet"], log)
     seconds = time.perf_counter() - started
@@ -221,15 +227,24 @@ def measure(cell: Cell, folder: Path, *, keep: bool, sheet: bool) -> tuple[Recor
         round(usage.ru_utime + usage.ru_stime, 2),
         round(usage.ru_maxrss / (1024.0 if sys.platform != "darwin" else 1024.0**2), 1),
         *(figures[name] for name in ("step", "psnr", "ssim", "num_gaussians", "views", "protocol")),
+        scene_id=_scene_id(cell),
     )
     if sheet:
-        _run(["eval", str(run), "--sheet", str(folder / f"{cell.name}.png"), "--quiet"], log, "a")
+        _draw_sheet(run, picture, log)
     if not keep:
         shutil.rmtree(run, ignore_errors=True)
     partial = path.with_suffix(".part")
     partial.write_text(json.dumps({name: getattr(record, name) for name in Record.__slots__}, indent=1) + "\n")
     partial.replace(path)
     return record, False
+
+
+def _scene_id(cell: Cell) -> str:
+    return hashlib.sha256(os.fsencode(os.path.abspath(cell.arguments[0]))).hexdigest()[:16]
+
+
+def _draw_sheet(run: Path, picture: Path, log: Path) -> None:
+    _run(["eval", str(run), "--sheet", str(picture), "--quiet"], log, "a")
 
 
 def _shown(command: list[str]) -> str:

@@ -17,6 +17,7 @@ from splatcli.cli.model import newest_checkpoint
 from splatcli.cli.run_training import (
     NewRun,
     ResumeOverrides,
+    check_request,
     default_folder,
     resume_training,
     start_training,
@@ -75,7 +76,8 @@ def folder_of(place: Path, block: int) -> Path:
 def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun | None, out: Output) -> int:
     """Train one block, or all that are not finished and merge them, and return the exit code.
 
-    The folder of the run takes the blocks and the merged model. A stopped block continues, a finished one stays.
+    The folder of the run takes the blocks and the merged model. A stopped block continues, a finished one stays. Raises
+    OutputError for one of other settings.
     """
     from splatcli.config import parse_blocks
     from splatcli.scene.read import has_images_only
@@ -255,10 +257,10 @@ def _tell(path: Path, count: int, blocks: int, out: Output) -> None:
 def _train_block(number: int, run: NewRun, folder: Path, *, device: str, live: LiveRun | None, out: Output) -> int:
     from splatcli.checkpoint.run_dir import step_of
 
+    its = {"data.block": number}
     with os_errors(OutputError, folder):
         found = newest_checkpoint(folder, out=out, allow_older=True) if folder.is_dir() else None
     if found is None:
-        its = {"data.block": number}
         block = replace(
             run,
             config=run.rebuild_config(its),
@@ -267,6 +269,7 @@ def _train_block(number: int, run: NewRun, folder: Path, *, device: str, live: L
             output=folder,
         )
         return start_training(block, device=device, live=live, out=out)
+    check_request(folder, {**run.request, **its}, otherwise="or choose another -o")
     if step_of(found) >= run.config.train.iterations:
         out.note(f"block {number} is finished: {found}")
         out.result({"path": found, "step": step_of(found), "reason": "finished"}, [found])

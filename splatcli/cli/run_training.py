@@ -287,20 +287,29 @@ def build_request(config: Config, **others: Any) -> dict[str, Any]:
 def _earlier_run(place: Path, request: dict[str, Any], out: Output) -> Path | None:
     """Return the newest checkpoint of the run in ``place`` that has an equal ``request``; None without a run.
 
-    Raises OutputError, which lists the differences, for the run of another request.
+    Raises OutputError as check_request().
+    """
+    newest = newest_checkpoint(place, out=out, allow_older=True) if place.is_dir() else None
+    # A run of an earlier version, or a copy, has no request: RunDir.create() refuses its folder.
+    return newest if newest is not None and check_request(place, request) else None
+
+
+def check_request(
+    place: Path, request: dict[str, Any], *, otherwise: str = "move it aside with --overwrite, or choose another -o"
+) -> bool:
+    """Return whether the run in ``place`` has a request. Raise OutputError if it differs; it lists the differences.
+
+    otherwise: what can be done beside continuing that run.
     """
     from splatcli.checkpoint.run_dir import REQUEST
     from splatcli.train.start import shown
 
-    newest = newest_checkpoint(place, out=out, allow_older=True) if place.is_dir() else None
-    if newest is None:
-        return None
     try:
         before = json.loads((place / REQUEST).read_text())
     except (OSError, ValueError):
-        return None  # a run of an earlier version, or a copy: RunDir.create() refuses its folder
+        return False
     if not isinstance(before, dict):
-        return None
+        return False
     keys = [key for key in request if key in before and before[key] != request[key]]
     if keys:
         listed = "; ".join(f"{key} was {shown(before[key])}, is now {shown(request[key])}" for key in keys[:_LISTED])
@@ -310,9 +319,9 @@ def _earlier_run(place: Path, request: dict[str, Any], out: Output) -> Path | No
         raise OutputError(
             f"the output folder holds a run with other settings: {listed}{more}",
             where=place,
-            remedy=f"continue it with {go_on}, move it aside with --overwrite, or choose another -o",
+            remedy=f"continue it with {go_on}, {otherwise}",
         )
-    return newest
+    return True
 
 
 def _on_rank0(group: ProcessGroup | None, doing: str, make: Callable[[], Path]) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from splatcli.bench import Record, _run, markdown
+from splatcli.bench import Cell, Record, _run, markdown, measure, plan_of
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.cli.commands import run
 from splatcli.errors import UsageError
@@ -61,6 +62,39 @@ def test_a_sheet_leaves_the_log_of_its_run(tmp_path: Path) -> None:
     assert "trian" in said
     _run(["--version"], log, "a")
     assert log.read_text() == said
+
+
+def test_what_is_asked_for_beside_known_figures_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def fake(arguments: list[str], log: Path, mode: str = "w") -> Any:
+        ran.append(arguments[0])
+        if arguments[0] == "train":
+            place = Path(arguments[arguments.index("-o") + 1])
+            place.mkdir()
+            figures = {"psnr": 20.0, "ssim": 0.5, "step": 3, "num_gaussians": 9, "views": [], "protocol": {}}
+            (place / "metrics.jsonl").write_text(json.dumps({"event": "eval", **figures}))
+        else:
+            Path(arguments[arguments.index("--sheet") + 1]).write_bytes(b"png")
+        return resource.getrusage(resource.RUSAGE_SELF)
+
+    monkeypatch.setattr("splatcli.bench._run", fake)
+    monkeypatch.chdir(tmp_path)
+    (cell,) = plan_of([Path("scene")], [], [1])
+
+    def measured(cell: Cell = cell, *, keep: bool = False, sheet: bool = False) -> tuple[bool, list[str]]:
+        ran.clear()
+        return measure(cell, tmp_path, keep=keep, sheet=sheet)[1], list(ran)
+
+    assert measured() == (False, ["train"])
+    assert measured() == (True, [])
+    assert measured(keep=True) == (False, ["train"]), "the run was not kept"
+    assert measured(keep=True, sheet=True) == (True, ["eval"])
+    assert measured(keep=True, sheet=True) == (True, [])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (other,) = plan_of([Path("scene")], [], [1])
+    assert measured(other) == (False, ["train"]), "a scene of this name in another folder is another one"
 
 
 @NEEDS_COMPILER

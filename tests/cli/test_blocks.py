@@ -107,6 +107,11 @@ def test_jobs_of_an_array_come_to_the_same_bits(merged_run: Path, ball: Path, sp
     again = splat(*job, "--block", 0)
     assert again.code == 0, "and has nothing to do when it is done"
     assert "is finished" in again.err
+    for flags, words in ((("-n", STEPS + 5), "train.iterations was 20, is now 25"), (("-r", 2), "data.resolution")):
+        other = splat(*job, "--block", 0, *flags)
+        assert other.code == 8, "a block of other settings is not taken for the one that is asked for"
+        assert words in other.err
+        assert "or choose another -o" in other.err
     done = splat("merge", place)
     assert done.code == 0, done.err
     one, other = (load_checkpoint(run / f"ckpts/ckpt_{STEPS:06d}.pt") for run in (place, merged_run))
