@@ -196,6 +196,10 @@ class Record:
     scene_id: str = ""
 
 
+#: Figures of a run's last evaluation.
+_FIGURES = ("step", "psnr", "ssim", "num_gaussians", "views", "protocol")
+
+
 def measure(cell: Cell, folder: Path, *, keep: bool, sheet: bool) -> tuple[Record, bool]:
     """Return the record of a cell, and whether all that is asked for already existed.
 
@@ -226,8 +230,7 @@ def measure(cell: Cell, folder: Path, *, keep: bool, sheet: bool) -> tuple[Recor
         round(seconds, 2),
         round(usage.ru_utime + usage.ru_stime, 2),
         round(usage.ru_maxrss / (1024.0 if sys.platform != "darwin" else 1024.0**2), 1),
-        *(figures[name] for name in ("step", "psnr", "ssim", "num_gaussians", "views", "protocol")),
-        scene_id=_scene_id(cell),
+        *[*(figures[name] for name in _FIGURES), _scene_id(cell)],
     )
     if sheet:
         _draw_sheet(run, picture, log)

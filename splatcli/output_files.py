@@ -23,13 +23,23 @@ def write_bytes(path: Path, payload: bytes) -> None:
 def make_parent_folder(path: Path) -> None:
     """Create the folders of a file. Raise OutputError, also if the path is a folder."""
     try:
-        if path.is_dir():  # also the empty name
-            raise OutputError("this is a folder, not a file", where=path, remedy="name a file")
+        _check_no_folder(path)
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         in_the_way = error.errno in (errno.EEXIST, errno.ENOTDIR)
         remedy = "a file is in its way: name another place" if in_the_way else "write elsewhere, or free disk space"
         raise OutputError(f"cannot create the folder: {error.strerror}", where=path.parent, remedy=remedy) from None
+
+
+def _check_no_folder(path: Path) -> None:
+    if path.is_dir():  # also the empty name
+        raise OutputError("this is a folder, not a file", where=path, remedy="name a file")
+
+
+def check_file_place(path: Path) -> None:
+    """Raise OutputError as check_place(), and where a folder is."""
+    _check_no_folder(path)
+    check_place(path)
 
 
 def check_place(path: Path) -> None:

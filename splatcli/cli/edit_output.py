@@ -39,17 +39,22 @@ class EditTarget:
         from splatcli.edit.run_state import check_droppable
         from splatcli.formats import streamed_sog
         from splatcli.formats.registry import format_to_write
+        from splatcli.output_files import check_file_place, check_place
 
         for file in (args.output, args.picture):
             if file is not None and file.is_file() and not args.overwrite:
                 raise OutputError("the file is already there", where=file, remedy="-w replaces it")
+        if args.picture is not None:
+            check_file_place(args.picture)
         if args.output is None:
             return cls(None, None, replaces=False)
         path = stdout_or(args.output, json=args.json and not args.dry_run)
+        folder = streamed_sog.folder_to_write(path, None)
+        if not args.dry_run and str(path) != "-":
+            check_file_place(path) if folder is None else check_place(folder)
         if args.writes_checkpoint:
             check_droppable(operations)
             return cls(path, None, path.is_file())
-        folder = streamed_sog.folder_to_write(path, None)
         if folder is not None:
             streamed_sog.check_folder(folder, overwrite=args.overwrite)
             return cls(folder, streamed_sog.FORMAT, folder.exists(), folder)

@@ -112,7 +112,7 @@ def evaluate(args: EvalArguments) -> int:
     from splatcli.cli.model import find_model, load_model
     from splatcli.config import Config
     from splatcli.native.backend import resolve_device
-    from splatcli.output_files import check_place
+    from splatcli.output_files import check_file_place
     from splatcli.render.scoring import GroundTruth, Lpips
     from splatcli.render.sheet import MOST_VIEWS, Extremes
     from splatcli.scene.read import read_scene
@@ -121,7 +121,7 @@ def evaluate(args: EvalArguments) -> int:
 
     data = args.data
     if args.sheet is not None:
-        check_place(args.sheet)
+        check_file_place(args.sheet)
     with open_output(json=args.json, quiet=args.quiet) as out:
         wanted = resolve_device(args.device)
         # First, so that a missing package is an error before the model is loaded.

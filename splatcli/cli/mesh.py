@@ -133,7 +133,7 @@ def mesh(args: MeshArguments) -> int:
     from splatcli.mesh.build import RESOLUTION, MeshOptions, build_mesh
     from splatcli.mesh.files import format_of
     from splatcli.native.backend import resolve_device
-    from splatcli.output_files import check_place, write_bytes
+    from splatcli.output_files import check_file_place, write_bytes
 
     assert args.output is not None, "checked above"
     encode = format_of(args.output)
@@ -141,7 +141,7 @@ def mesh(args: MeshArguments) -> int:
     region = None if args.crop is None else Crop.parse(args.crop)
     if args.output.is_file() and not args.overwrite:
         raise OutputError("the file is already there", where=args.output, remedy="-w replaces it")
-    check_place(args.output)
+    check_file_place(args.output)
     with open_output(json=args.json, quiet=args.quiet) as out:
         device = resolve_device(args.device)
         path = find_model(args.model, out=out, allow_older=args.allow_older)

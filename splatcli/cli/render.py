@@ -50,7 +50,8 @@ def _complete_views(args: list[str]) -> list[str]:
         if arg == "--views":
             following = args[position + 1] if position + 1 < len(args) else "-"
             is_views = following in _NAMES or following.lower().endswith(".json")
-            if following.startswith("-") or (not is_views and Path(following).exists()):
+            is_model = bool(following) and not is_views and Path(following).exists()
+            if following.startswith("-") or is_model:
                 full.append("test")
     return full
 
@@ -339,7 +340,7 @@ class RenderOptions:
 
 def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderOptions, out: Output) -> None:
     """Render the views ``chosen``. scene: the scene of these views, if it is not that of the model's run."""
-    from splatcli.output_files import check_place
+    from splatcli.output_files import check_file_place, check_place
     from splatcli.render.images import ModelRenderer
     from splatcli.render.output import resolve_target
     from splatcli.render.view_renderer import ViewRenderer
@@ -349,8 +350,10 @@ def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderO
     if chosen.note is not None:
         out.note(f"note: {chosen.note}")
     target = resolve_target(opts.output, opts.format, len(chosen.cameras), default_folder(model, chosen.label))
-    if target.file is not None or target.folder is not None:
-        check_place(target.file or Path(target.folder or "", "view.png"))
+    if target.file is not None:
+        check_file_place(target.file)
+    elif target.folder is not None:
+        check_place(target.folder / "view.png")
     kinds = _kinds(opts, target, chosen)
     ground_truth = _ground_truth(model, chosen, scene, opts, needed=bool({"photo", "error"} & set(kinds)), out=out)
     model_renderer = ModelRenderer(

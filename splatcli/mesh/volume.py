@@ -29,6 +29,8 @@ TRUNCATION = 6.0
 _NONE, _SOLID = -1, -2
 #: Bytes of a block: distances, weights, and what the surface in it takes while triangles are made.
 BLOCK_BYTES = SIDE**3 * (4 + 4) + 48 * 1024
+#: Blocks along an axis at most.
+_MOST_BLOCKS = 1 << 31
 #: Blocks that are worked on at a time.
 _AT_ONCE = 64
 #: Views that have to see a voxel, where there are many.
@@ -49,7 +51,8 @@ class Region:
     @classmethod
     def around(cls, low: NDArray[np.float64], high: NDArray[np.float64], voxel: float) -> Region:
         """Return the region of whole blocks that holds a box and the truncation around it."""
-        blocks = np.ceil((high - low) / voxel / SIDE + 2 * TRUNCATION / SIDE).astype(int).clip(1)
+        # As many as this take more memory than there is; an integer of more would overflow.
+        blocks = np.ceil((high - low) / voxel / SIDE + 2 * TRUNCATION / SIDE).clip(1, _MOST_BLOCKS).astype(int)
         middle = (low + high) / 2
         return cls(middle - blocks * SIDE * voxel / 2, voxel, (int(blocks[0]), int(blocks[1]), int(blocks[2])))
 

@@ -272,6 +272,7 @@ def test_the_region_holds_the_surface_and_a_margin(
         (("-o", "x.ply", "--views", "train"), 2, "name the scene with --data SCENE, or a camera file"),
         (("-o", "x.ply", "--max-depth", "0.01"), 2, "no surface is nearer"),
         (("-o", "x.ply", "--voxel", "1e-7"), 4, "fits; or keep a part with --crop"),
+        (("-o", "x.ply", "--voxel", "1e-30"), 4, "fits; or keep a part with --crop"),
     ],
 )
 def test_what_is_refused_leaves_nothing(
@@ -298,6 +299,10 @@ def test_what_is_refused_leaves_nothing(
         ("compare", "-o", "mine/x/x.html"),
         ("eval", "--sheet", "mine/x.png"),
         ("render", "-o", "mine/x.mp4"),
+        ("edit", "--dry-run", "--picture", "mine/x.png"),
+        ("edit", "-o", "mine/x.ply"),
+        ("edit", "-o", "mine/x.lod"),
+        ("edit", "-o", "mine/x.pt"),
     ],
 )
 def test_a_place_that_takes_no_file_is_named_before_the_work(
@@ -309,6 +314,21 @@ def test_a_place_that_takes_no_file_is_named_before_the_work(
     assert done.code == 8, done.err
     assert f"cannot write here: Not a directory\n  where: {words[-1]}\n" in done.err
     assert "PSNR" not in done.err
+    assert words[0] != "edit" or "reading" not in done.err
+
+
+@pytest.mark.parametrize(
+    "words", [("mesh", "-o", "x.ply"), ("edit", "-o", "x.ply"), ("edit", "--dry-run", "--picture", "x.png")]
+)
+def test_a_folder_in_the_place_of_a_file_is_named_before_the_work(
+    words: tuple[str, ...], splat: Splat, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / words[-1]).mkdir()
+    monkeypatch.chdir(tmp_path)
+    done = splat(*words, finished_run)
+    assert done.code == 8, done.err
+    assert "this is a folder, not a file" in done.err
+    assert "reading" not in done.err
 
 
 @NEEDS_COMPILER

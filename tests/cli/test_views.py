@@ -43,6 +43,7 @@ def assert_same(left: Camera, right: Camera) -> None:
         (["--views", "tset"], ["--views", "tset"]),
         (["--", "--views"], ["--", "--views"]),
         (["m", "--views", "--json"], ["m", "--views", "test", "--json"]),
+        (["m", "--views", ""], ["m", "--views", ""]),
     ],
 )
 def test_views_may_stand_alone(words: list[str], full: list[str]) -> None:
