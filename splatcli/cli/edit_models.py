@@ -45,33 +45,48 @@ class EditedPart:
 
 @dataclass
 class EditResult:
-    """All models together after all operations. facts: for --json. is_moved: whether the first was."""
+    """All models together after all operations. facts: for --json.
+
+    is_moved: whether the first was. place: notes that say where it lies in the input and on the Earth: those of the
+    first, or of the model that it was aligned with last.
+    """
 
     model: EditedModel
     facts: dict[str, Any]
     is_moved: bool
+    place: Sequence[str]
 
 
 def with_align_targets(operations: Sequence[Operation], out: Output) -> list[Operation]:
     """Return the operations; those of ``--align-to`` have the cameras and Gaussians of the model or scene named."""
     from splatcli.config import DataConfig
     from splatcli.edit.operations import AlignTo
+    from splatcli.scene.georeference import place_text
     from splatcli.scene.read import read_scene
 
     done: list[Operation] = []
     for one in operations:
         if isinstance(one, AlignTo):
-            cameras, gaussians = [], None
+            cameras, gaussians, frame = [], None, list[str]()
             if one.path.is_dir() and not is_run_folder(one.path):
-                cameras = read_scene(one.path, DataConfig()).cameras
+                scene = read_scene(one.path, DataConfig())
+                cameras, offset = scene.cameras, tuple(scene.offset.tolist())
+                frame = _frame(offset, None if scene.place is None else place_text(scene.place))
             else:
                 other = load_model(find_model(one.path, out=out), echo=out.note)
-                cameras = [] if other.checkpoint is None else other.checkpoint.refined_cameras()
+                if other.checkpoint is not None:
+                    cameras = other.checkpoint.refined_cameras()
+                    frame = _frame(other.checkpoint.dataset.offset, place_note(other.checkpoint))
                 gaussians = replace(other.gaussians, shN=other.gaussians.shN[:, :0].clone())
             places = {camera.name: camera.center for camera in cameras}
-            one = replace(one, places=places, gaussians=gaussians)
+            one = replace(one, places=places, gaussians=gaussians, frame=frame)
         done.append(one)
     return done
+
+
+def _frame(offset: tuple[float, ...], on_earth: str | None) -> list[str]:
+    """Return the notes that say where coordinates lie in the input and on the Earth."""
+    return [*([offset_note(offset)] if any(offset) else []), *([on_earth] if on_earth else [])]
 
 
 def edit_model(
@@ -99,8 +114,7 @@ def edit_model(
     model, effects = apply_operations(model, operations, nonfinite=loaded.dropped)
     place: list[str] = []
     if checkpoint is not None:
-        offset, on_earth = checkpoint.dataset.offset, place_note(checkpoint)
-        place = [*([offset_note(offset)] if any(offset) else []), *([on_earth] if on_earth else [])]
+        place = _frame(checkpoint.dataset.offset, place_note(checkpoint))
     return EditedPart(
         path=loaded.path,
         model=model,
@@ -213,12 +227,14 @@ def join_models(
     effects += _report(applied, None, args, out)
     reads = [part.path for part in parts]
     touched = [*(fact.get("changed", 0) for fact in parts[0].effects), *(one.touched for one in applied)]
-    is_moved = any(
-        count and isinstance(one, Move | Level | AlignTo)
+    moves = [
+        one
         for one, count in zip([*parts[0].operations, *operations], touched, strict=True)
-    )
+        if count and isinstance(one, Move | Level | AlignTo)
+    ]
+    place = parts[0].place if not moves else moves[-1].frame if isinstance(moves[-1], AlignTo) else ()
     facts = {"reads": reads, "operations": effects, "num_gaussians": len(model.gaussians)}
-    return EditResult(model, facts, is_moved)
+    return EditResult(model, facts, bool(moves), place)
 
 
 def refine_result(result: EditResult, part: EditedPart, steps: int, out: Output, *, dry_run: bool) -> None:

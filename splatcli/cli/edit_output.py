@@ -64,17 +64,18 @@ class EditTarget:
 def place_comments(part: EditedPart, result: EditResult, chosen: Format | None, out: Output) -> tuple[str, ...]:
     """Return the comments that say where the model lies, and print which of them get lost.
 
-    They map coordinates to those of the input or to the Earth, which holds only where no operation moves the model.
+    They map coordinates to those of the input or to the Earth, which holds only where no operation moves the model, or
+    where it was aligned with another one last, whose coordinates it then has.
     part: the first model. chosen: the format of the file, where it has one.
     """
-    if result.is_moved:
-        if part.place:
-            out.note("note: the model is moved, so that its place and its offset from the input are left out")
-        return ()
-    if chosen is not None and chosen.name not in COMMENTED:
-        for text in part.place:
+    if result.is_moved and part.place and not result.place:
+        out.note("note: the model is moved, so that its place and its offset from the input are left out")
+    for text in result.place:
+        if chosen is not None and chosen.name not in COMMENTED:
             out.note(f"note: {text}; {chosen.title} has no place for that")
-    return tuple(f"splatcli: {text}" for text in part.place)
+        elif result.is_moved:
+            out.note(f"note: the model now lies as the one that it was aligned with: {text}")
+    return tuple(f"splatcli: {text}" for text in result.place)
 
 
 def write_picture(result: EditResult, path: Path, out: Output) -> None:

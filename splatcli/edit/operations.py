@@ -94,12 +94,14 @@ class AlignTo:
     It brings the training cameras onto those of the same names in the other one; where one of the two has no cameras,
     the Gaussians onto its Gaussians. The caller fills in what the other one has.
     path: of the other. places: name of a camera there -> its position [3]. gaussians: None of a scene.
+    frame: notes that say where the other's coordinates lie in its input and on the Earth.
     """
 
     label: str
     path: Path
     places: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     gaussians: Gaussians | None = None
+    frame: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

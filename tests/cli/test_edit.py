@@ -293,6 +293,13 @@ def test_what_leads_to_the_input_stays_only_without_a_move(splat: Splat, finishe
         assert ("add 1000 2000 0 to positions" in header) is kept
         assert ("47.25 -8.5 430.25" in header) is kept
         assert ("are left out" in done.err) is not kept
+    for words, kept in (((), True), (("-t", "0,0,1"), False)):
+        done = splat("edit", finished_run, "-o", tmp_path / "x.ply", "-w", "--align-to", tmp_path / "far.pt", *words)
+        assert done.code == 0, done.err
+        header = (tmp_path / "x.ply").read_bytes().partition(b"end_header")[0].decode()
+        assert ("add 1000 2000 0 to positions" in header) is kept, "the offset of the model that it lies on now"
+        assert ("47.25 -8.5 430.25" in header) is kept
+        assert ("lies as the one that it was aligned with: add 1000" in done.err) is kept
 
 
 @pytest.fixture
