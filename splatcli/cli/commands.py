@@ -162,6 +162,8 @@ def _run(argv: Sequence[str], out: Output) -> int:
         code = app(args=list(argv), prog_name="splat", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
+        if not {"-q", "--quiet"} & set(argv):
+            out.note("interrupted")
         return _INTERRUPTED
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else 1

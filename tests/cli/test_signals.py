@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from splatcli.checkpoint.file import load_checkpoint
+from splatcli.cli import commands
 from splatcli.cli.process import Requests, exit_code
 from tests.cli.tiny import QUICK
 from tests.running import Splat
@@ -61,6 +62,18 @@ def test_a_stop_in_the_middle_of_an_import_is_not_swallowed(tmp_path: Path) -> N
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(("words", "said"), [((), "interrupted\n"), (("-q",), "")])
+def test_ctrl_c_in_a_command_is_answered(
+    words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "app", interrupted)
+    assert commands.run(["view", *words]) == 130
+    assert capfd.readouterr() == ("", said)
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:
