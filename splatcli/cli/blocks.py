@@ -168,21 +168,23 @@ def _survey(config: Config, shape: tuple[int, int], out: Output) -> None:
         )
 
 
-def merge_run(place: Path, target: Path | None, out: Output) -> None:
+def merge_run(place: Path, target: Path | None, out: Output, data: Path | None = None) -> None:
     """Merge the blocks of ``place`` into a checkpoint there, or into the PLY ``target``.
 
-    Raises ModelFileError when blocks are missing or unfinished.
+    data: the scene, where it has moved. Raises ModelFileError when blocks are missing or unfinished, SceneError where
+    the scene is gone.
     """
     from splatcli.config import parse_blocks
     from splatcli.scene.partition import make_grid
     from splatcli.scene.read import read_scene
     from splatcli.train.backgrounds import training_image_background
+    from splatcli.train.start import scene_folder
 
     last = [_last(place, block) for block in range(_count(place))]
     first = _loaded(last[0])
     config = first.config
     whole = config.data.model_copy(update={"blocks": None, "block": None})
-    scene = read_scene(Path(first.dataset.root), whole, background=training_image_background(config))
+    scene = read_scene(scene_folder(first, data), whole, background=training_image_background(config))
     assert config.data.blocks is not None
     grid = make_grid(scene, parse_blocks(config.data.blocks))
     del first
@@ -383,6 +385,7 @@ class MergeArguments:
             show_default=False,
         ),
     ] = None
+    data: options.Data = None
     json: options.Json = False
     quiet: options.Quiet = False
 
@@ -402,5 +405,5 @@ def merge(args: MergeArguments) -> int:
     from splatcli.cli.console import open_output
 
     with open_output(json=args.json, quiet=args.quiet) as out:
-        merge_run(args.run, args.output, out)
+        merge_run(args.run, args.output, out, args.data)
     return 0

@@ -90,7 +90,7 @@ def _check(given: Path | None, lenient: bool) -> tuple[Path, list[Finding]]:
     from splatcli.checkpoint.foreign.read import newest_foreign
     from splatcli.cli.blocks import RECORD, folder_of
     from splatcli.cli.model import named_path
-    from splatcli.formats.registry import is_own_checkpoint
+    from splatcli.formats.registry import is_own_checkpoint, newest_import
 
     path = named_path(given)
     with os_errors(UnreadableError, path):
@@ -103,10 +103,10 @@ def _check(given: Path | None, lenient: bool) -> tuple[Path, list[Finding]]:
             if is_run or blocks:
                 runs = [*([path] if is_run else []), *(folder.parent for folder in blocks)]
                 return path, [finding for run in runs for finding in check_run(run)]
-            bundle = path / "meta.json"
-            if foreign is None and not bundle.is_file():
+            model = newest_import(path)
+            if model is None:
                 raise UsageError("this folder holds no run", where=path, remedy=f"to check a scene: splat info {path}")
-            return path, [_check_file(foreign or bundle, lenient)]
+            return path, [_check_file(model, lenient)]
     try:
         own = is_own_checkpoint(path)
     except (ModelFileError, ResourceError) as error:

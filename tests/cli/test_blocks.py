@@ -112,7 +112,11 @@ def test_jobs_of_an_array_come_to_the_same_bits(merged_run: Path, ball: Path, sp
         assert other.code == 8, "a block of other settings is not taken for the one that is asked for"
         assert words in other.err
         assert "or choose another -o" in other.err
-    done = splat("merge", place)
+    moved = ball.rename(tmp_path / "moved")
+    gone = splat("merge", place)
+    done = splat("merge", place, "--data", moved)
+    moved.rename(ball)
+    assert (gone.code, "--data DIR" in gone.err) == (3, True)
     assert done.code == 0, done.err
     one, other = (load_checkpoint(run / f"ckpts/ckpt_{STEPS:06d}.pt") for run in (place, merged_run))
     assert one.moments is not None
