@@ -122,8 +122,12 @@ def _make_upright(image: Path, mask: Path | None) -> None:
 def _replace(link: Path, pixels: NDArray[np.uint8], kind: str, options: dict[str, Any]) -> None:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format=kind, **options)
-    link.unlink()  # write_bytes() would follow it
-    write_bytes(link, file.getvalue())
+    upright = link.with_name(".upright")  # write_bytes() would follow a link
+    try:
+        write_bytes(upright, file.getvalue())
+        upright.replace(link)
+    except OSError as error:
+        raise OutputError(f"cannot be written: {error.strerror}", where=link) from None
 
 
 def _pose(image: pycolmap.Image) -> list[list[float]]:

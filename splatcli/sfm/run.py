@@ -34,7 +34,7 @@ from typing import Any
 
 from splatcli import errors
 from splatcli.checkpoint.atomic import ended_by_signals, free_bytes, other_process_lives, sync
-from splatcli.errors import OutputError, ResourceError, SceneError, SplatError
+from splatcli.errors import OutputError, ResourceError, SceneError, SplatError, UsageError
 from splatcli.scene import heif
 from splatcli.scene.control_points import MIN_IMAGES, MIN_POINTS, ControlPoints
 from splatcli.scene.find_images import listed, unread_note
@@ -173,8 +173,17 @@ def _is_outdated(facts: dict[str, Any]) -> bool:
 
 
 def _check_named(footage: SfmInput, options: SfmOptions) -> None:
-    """Raise SceneError where --scale-from or --gcp name images that are not there, before hours of mapping."""
+    """Raise UsageError or SceneError for what cannot be followed, before hours of mapping.
+
+    That are --georeference on for a video, and images of --scale-from and --gcp that are not there.
+    """
     if footage.is_video:
+        if options.georeference == "on":
+            raise UsageError(
+                "the frames of a video have no GPS positions",
+                where="--georeference",
+                remedy="leave it out; --scale-from A,B,LENGTH gives the model metres",
+            )
         return
     # The faces of a panorama are named NAME/0.jpg, a HEIC may end otherwise in the model, and --gcp leaves folders out.
     there = {str(PurePosixPath(name).with_suffix("")) for name in footage.names} | set(footage.names)

@@ -61,6 +61,7 @@ def test_info_says_that_cameras_are_missing(images: Path, capfd) -> None:
         (["few", "--mapper", "hierarchical"], 2, "one of incremental, global"),
         (["few", "--nerfstudio", "--camera-model", "FULL_OPENCV"], 2, "nerfstudio has no lens model FULL_OPENCV"),
         (["clip.mp4"], 4, "splatcli[video]"),
+        (["clip.mp4", "--georeference", "on"], 2, "the frames of a video have no GPS positions"),
     ],
 )
 def test_what_cannot_be_solved_ends_with_its_code(words, code, says, tmp_path, monkeypatch, capfd) -> None:

@@ -10,15 +10,21 @@ import pytest
 from PIL import Image
 
 from splatcli.config import DataConfig
-from splatcli.errors import SceneError
+from splatcli.errors import OutputError, SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.read import read_scene
 from splatcli.sfm.nerfstudio import write_transforms
 from tests.scene import made
 
 
+def _full(path: Path, payload: bytes) -> None:
+    raise OutputError("No space left on device", where=path)
+
+
 @pytest.mark.parametrize("linked", [False, True])
-def test_images_that_exif_turns_become_upright_copies_with_their_masks(tmp_path: Path, linked: bool) -> None:
+def test_images_that_exif_turns_become_upright_copies_with_their_masks(
+    tmp_path: Path, linked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """nerfstudio opens images as they are stored, and takes masks of one channel and of the same size only."""
     names = [f"{i}.{ending}" for i, ending in enumerate(("jpg", "png", "tif", "webp"))]
     photos, folder = tmp_path / "photos", tmp_path / "made"
@@ -40,6 +46,11 @@ def test_images_that_exif_turns_become_upright_copies_with_their_masks(tmp_path:
             else:
                 (folder / place).hardlink_to(photos / source)
     originals = {path: path.read_bytes() for path in photos.iterdir()}
+    with monkeypatch.context() as full:
+        full.setattr("splatcli.sfm.nerfstudio.write_bytes", _full)
+        with pytest.raises(OutputError):
+            write_transforms(folder)
+    assert all((folder / place).is_file() for place in ("images/1.png", "masks/1.png.png")), "the links stay"
     facts = json.loads(write_transforms(folder).read_text())
     assert {path: path.read_bytes() for path in photos.iterdir()} == originals
     for i, frame in enumerate(facts["frames"]):
