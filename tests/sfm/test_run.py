@@ -199,7 +199,7 @@ def test_a_scene_that_is_not_whole_any_more(images: Path, tmp_path: Path, fake: 
         find_cameras_of(images, place=tmp_path / "photos-sfm")
 
 
-def test_scenes_and_runs_among_the_images_are_not_looked_at(images: Path, tmp_path: Path, fake: list[Path]) -> None:
+def test_scenes_and_runs_among_the_images_are_no_images(images: Path, tmp_path: Path, fake: list[Path]) -> None:
     """As after `cd photos; splat sfm .`, whose output lies below the folder."""
     copy = Path(shutil.copytree(images, tmp_path / "photos"))
     whole = find_input(copy)
