@@ -136,6 +136,8 @@ _INSTALLERS = {
 
 
 def _compiler_command() -> str:
+    if os.environ.get("CXX") and any(map(shutil.which, build.COMPILERS)):
+        return "unset CXX"  # which names none; another one is there
     found = next((command for name, command in _INSTALLERS.items() if shutil.which(name)), None)
     return found or "# install a C++17 compiler, or set CXX to one"
 

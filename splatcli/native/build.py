@@ -112,10 +112,14 @@ class Toolchain:
     version: str
 
 
+#: Programs that are tried without $CXX.
+COMPILERS = ("g++", "clang++", "c++")
+
+
 def find_compiler() -> Toolchain:
     """Return the C++ compiler: $CXX, else g++, clang++ or c++ on the PATH. Raises NoCompilerError when none works."""
     asked = os.environ.get("CXX")
-    for name in [asked] if asked else ["g++", "clang++", "c++"]:
+    for name in [asked] if asked else COMPILERS:
         program, *arguments = shlex.split(name) or [""]  # CXX may be "ccache g++"
         path = shutil.which(program)
         if path is None:

@@ -140,7 +140,8 @@ def test_fix_prints_the_commands_that_mend(splat: Splat, monkeypatch: pytest.Mon
     assert "nothing is missing" in done.err
 
 
-def test_fix_names_what_people_have_to_do() -> None:
+def test_fix_names_what_people_have_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
     broken = {"works": False, "problem": "none", "remedy": "check nvidia-smi"}
     facts: dict[str, Any] = {
         "extras": {"video": {"works": True}},
@@ -156,6 +157,9 @@ def test_fix_names_what_people_have_to_do() -> None:
     assert gpu == "# cuda: check nvidia-smi"
     facts["driver"] = None
     assert doctor.fixes(facts) == [compiler]
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    assert doctor.fixes(facts) == ["unset CXX"], "a compiler is there, and CXX names another one"
 
 
 def test_extras_are_those_of_the_package() -> None:
