@@ -107,7 +107,7 @@ class Job:
         # The faces of a panorama are at one place, and known to each other.
         source = sources(stored)
         pairs = [(i, j) for i, j in pairs if source[i] is None or source[i] != source[j]]
-        keys = [str(images.index(item.image)) for item in stored]
+        keys = keys_of(stored, images)
         seed = self.options.seed
         verified = self._match("matching", database, keys, pairs)
         models = self._map("mapping", database, work / "models", len(stored))
@@ -200,7 +200,7 @@ class Job:
         everything = [*images, *more]
         progress = self._phase("more features")
         stored, _ = extract(database, everything, self.options, threads=self.threads, gpu=self.gpu, progress=progress)
-        keys = [str(everything.index(item.image)) for item in stored]
+        keys = keys_of(stored, everything)
         order = sorted(range(len(stored)), key=lambda index: stored[index].image.name)
         wanted = choose_pairs(how, [stored[index].sample for index in order], self.options.seed)
         pairs = [(min(order[i], order[j]), max(order[i], order[j])) for i, j in wanted]
@@ -484,6 +484,12 @@ class Job:
 def sources(stored: list[Stored]) -> list[str | None]:
     """Return for each image the panorama that it is a face of, or None."""
     return [None if item.image.panorama is None else item.image.panorama[0] for item in stored]
+
+
+def keys_of(stored: list[Stored], images: list[SfmImage]) -> list[str]:
+    """Return the names in the database: the places in ``images``, whose own names are distinct."""
+    places = {image.name: str(place) for place, image in enumerate(images)}
+    return [places[item.image.name] for item in stored]
 
 
 def remove_unfinished(folder: Path, *, keep_images: bool) -> None:
