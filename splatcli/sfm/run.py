@@ -239,7 +239,7 @@ def _check_place(folder: Path, footage: SfmInput, key: dict[str, Any], *, overwr
         )
     if not overwrite:
         raise OutputError(
-            "it was made of these images, and the model, images or masks in it are gone"
+            "it was made of these images, and files of the model, images or masks in it are gone"
             if known["key"] == key
             else "it holds the cameras of other images, or made with other options",
             where=folder,

@@ -99,7 +99,7 @@ def test_a_scene_is_used_again_while_its_masks_are_the_same(
     again = find_cameras_of(masked)
     assert (again.reused, again.folder) == (True, folder)
     (folder / "masks" / f"{Path(name_of(2)).stem}.png").unlink()
-    with pytest.raises(OutputError, match="other images, or made with other options"):
+    with pytest.raises(OutputError, match="images or masks in it are gone"):
         find_cameras_of(masked, place=folder)
 
 

@@ -195,7 +195,9 @@ def test_a_mounted_disk_is_refused_before_the_work(
 def test_a_scene_that_is_not_whole_any_more(images: Path, tmp_path: Path, fake: list[Path]) -> None:
     shutil.rmtree(find_cameras_of(images, beside=tmp_path).folder / "sparse")
     assert find_cameras_of(images, beside=tmp_path).folder.name == "photos-sfm-2"
-    with pytest.raises(OutputError, match="made of these images, and the model, images or masks in it are gone"):
+    with pytest.raises(
+        OutputError, match="made of these images, and files of the model, images or masks in it are gone"
+    ):
         find_cameras_of(images, place=tmp_path / "photos-sfm")
 
 
