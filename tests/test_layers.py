@@ -99,12 +99,17 @@ def test_what_every_command_loads_loads_the_parts_of_scipy_where_it_uses_them() 
     assert eager == []
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy_and_structure_from_motion_no_torch() -> None:
+    """Half of the seconds that a small scene takes would be for ``import torch``, in the command and in its worker."""
     # Typer itself uses pydantic to read the command line.
     code = (
         "import sys, splatcli.cli.commands as b\n"
         "code = b.run(['train', '--help'])\n"
         f"heavy = sorted({HEAVY - {'pydantic'}!r} & set(sys.modules))\n"
+        "code |= b.run(['sfm', sys.executable + '/nothing']) != 3\n"
+        "import splatcli.sfm.worker, splatcli.sfm.run\n"
+        "splatcli.sfm.run.gpu_wanted('auto')\n"
+        "heavy += ['torch'] if 'torch' in sys.modules else []\n"
         "sys.exit(f'{code} {heavy}' if code or heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
-from torch import Tensor
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
@@ -26,6 +25,9 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.decode import apply_orientation, decode_numbers, nearest, read_header, same_shape
 from splatcli.scene.find_images import SHOWN, Found, ambiguous_error, is_file, walk
 from splatcli.scene.source import Problems, SceneSource, View
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: The value of ``data.depths`` that names no folder.
 AUTO = "auto"

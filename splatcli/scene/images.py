@@ -10,12 +10,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from splatcli.errors import SceneError
 from splatcli.progress import track
@@ -25,6 +24,9 @@ from splatcli.scene.decode import DECODE_BYTES, Rgb, composite, decode, read_hea
 from splatcli.scene.depth_maps import DepthFile, read_depth_map, reduce_depths, resample_depths
 from splatcli.scene.masks import read_mask, read_mask_as_alpha, reduce_mask, resample_mask
 from splatcli.scene.undistort import lens_key, resample, sampling_grid
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _log = logging.getLogger(__name__)
 

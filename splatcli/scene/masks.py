@@ -7,18 +7,20 @@ Masked pixels take no part in anything, or are empty (``data.mask_mode``).
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.decode import decode_nonzero, read_header, same_shape
 from splatcli.scene.find_images import SHOWN, Found, ambiguous_error, find_in
 from splatcli.scene.source import Problems, SceneSource, View
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Settings of ``data.masks`` that name no folder.
 NONE, ALPHA = "none", "alpha"
@@ -132,6 +134,8 @@ def reduce_mask(masked: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.
 
 def resample_mask(masked: NDArray[np.bool_], grid: Tensor) -> NDArray[np.bool_]:
     """Return hidden pixels [h, w] seen through a lens's sampling grid [1, H, W, 2]: those that a masked one touches."""
+    import torch
+
     field = torch.from_numpy(masked.astype(np.float32))[None, None]
     with torch.inference_mode():
         weight = torch.nn.functional.grid_sample(

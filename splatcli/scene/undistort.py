@@ -6,14 +6,17 @@ blank pixels; the image is then sampled along the rays of that pinhole, at the s
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import Camera
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Two lenses with equal keys see alike: model, size, and the bytes of the parameters (NaN does not equal itself).
 LensKey = tuple[str, int, int, bytes]
@@ -118,6 +121,8 @@ def sampling_grid(lens: pycolmap.Camera, camera: Camera) -> Tensor:
 
     -1 and 1 are the image's outer edges, so that the grid serves an image of any resolution.
     """
+    import torch
+
     matrix = np.array([[camera.fx, 0, camera.cx], [0, camera.fy, camera.cy], [0, 0, 1]])
     grid = np.empty((camera.height, camera.width, 2), dtype=np.float32)
     rows = max(1, _CHUNK // camera.width)
@@ -132,6 +137,8 @@ def sampling_grid(lens: pycolmap.Camera, camera: Camera) -> Tensor:
 
 def resample(image: NDArray[np.uint8], grid: Tensor) -> NDArray[np.uint8]:
     """Return an image [h, w, 3] sampled at a grid [1, H, W, 2] with a bicubic kernel, edges repeated: [H, W, 3]."""
+    import torch
+
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float()
     with torch.inference_mode():
         found = torch.nn.functional.grid_sample(

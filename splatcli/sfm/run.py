@@ -114,11 +114,9 @@ def _features_key(key: dict[str, Any], options: SfmOptions, gpu: bool) -> dict[s
 
 def gpu_wanted(device: str) -> bool:
     """Return whether pycolmap uses a GPU, for ``auto``, ``cpu`` or ``cuda``. Raises ResourceError when it cannot."""
-    import torch
-
     from splatcli.scene._pycolmap import pycolmap
 
-    there = bool(pycolmap.has_cuda) and torch.cuda.is_available()
+    there = bool(pycolmap.has_cuda) and _torch_sees_gpu()
     if device.startswith("cuda") and not there:
         raise ResourceError(
             "pycolmap sees no GPU" if pycolmap.has_cuda else "this pycolmap was built without CUDA",
@@ -126,6 +124,12 @@ def gpu_wanted(device: str) -> bool:
             remedy="--device cpu; or install pycolmap-cuda12 in pycolmap's place, on a machine with an NVIDIA GPU",
         )
     return there and device != "cpu"
+
+
+def _torch_sees_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _free_place(beside: Path, footage: SfmInput, key: dict[str, Any]) -> Path:
