@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +22,8 @@ from tests.scene import made
 from tests.sfm import corner
 
 REAL = Path(__file__).parents[3] / "shared/data/heic"
-NEEDS_HEIC = pytest.mark.skipif(
-    importlib.util.find_spec("pillow_heif") is None, reason="pillow-heif is not installed: pip install 'splatcli[heic]'"
-)
+HAS_HEIC = importlib.util.find_spec("pillow_heif") is not None
+NEEDS_HEIC = pytest.mark.skipif(not HAS_HEIC, reason="pillow-heif is not installed: pip install 'splatcli[heic]'")
 NEEDS_REAL = pytest.mark.skipif(not REAL.is_dir(), reason="../shared/data/heic is not there")
 BLACK = (0, 0, 0)
 #: The file type box that HEIC files start with.
@@ -110,37 +111,45 @@ def test_a_scene_of_heic_photos_is_trained_on(tmp_path: Path, capfd) -> None:
 def test_sfm_finds_the_cameras_of_heic_photos(tmp_path: Path, capfd) -> None:
     folder = tmp_path / "phone"
     folder.mkdir()
-    for i in range(7):
+    for i in range(5):
         write_heic(folder / f"IMG {i}.HEIC", corner.image(i))
     (folder / "IMG 0.DNG").write_bytes(b"raw of a photo that is there")
     (folder / "IMG 9.DNG").write_bytes(b"raw alone")
     assert run(["sfm", str(folder), "-o", str(tmp_path / "scene"), "--json"]) == 0
     said = capfd.readouterr()
     facts = json.loads(said.out.splitlines()[-1])
-    assert (facts["registered"], facts["not_read"]) == (7, ["IMG 9.DNG"])
+    assert (facts["registered"], facts["not_read"]) == (5, ["IMG 9.DNG"])
     assert "IMG 9.DNG" in said.out
     assert run(["info", str(tmp_path / "scene"), "--json"]) == 0
 
 
-def without_the_extra(folder: Path) -> str:
-    """The beginning of a command line for which pillow-heif is not installed."""
-    (folder / "gone").mkdir()
-    (folder / "gone/pillow_heif.py").write_text("raise ImportError('not here')\n")
-    return f"PYTHONPATH={folder}/gone:$PYTHONPATH"
+@pytest.fixture
+def without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """pillow-heif is not installed, here and in processes that are started, until this is undone."""
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "gone/pillow_heif.py").write_text("raise ImportError('not here')\n")
+    monkeypatch.delitem(sys.modules, "pillow_heif", raising=False)
+    monkeypatch.syspath_prepend(tmp_path / "gone")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "gone"), prepend=os.pathsep)
+    heif.can_read.cache_clear()
+    yield monkeypatch
+    heif.can_read.cache_clear()
 
 
+@pytest.mark.usefixtures("without_the_extra")
 @pytest.mark.parametrize("command", ["sfm", "train", "info"])
-def test_heic_alone_without_the_extra_names_it(command: str, tmp_path: Path, shell) -> None:
+def test_heic_alone_without_the_extra_names_it(command: str, tmp_path: Path, capfd) -> None:
     (tmp_path / "phone").mkdir()
     for i in range(4):
         (tmp_path / f"phone/IMG_{i}.HEIC").write_bytes(START)
-    done = shell(f"{without_the_extra(tmp_path)} splat {command} phone")
-    text = done.out + done.err
+    code = run([command, str(tmp_path / "phone")])
+    said = capfd.readouterr()
+    text = said.out + said.err
     if command == "info":
-        assert done.code == 0
+        assert code == 0
         assert "IMG_0.HEIC" in text
     else:
-        assert done.code == 3
+        assert code == 3
         assert (
             "none of the 4 images can be used, at least 3 are needed; 4 cannot be read, IMG_0.HEIC: is a HEIF image"
             in text
@@ -148,36 +157,37 @@ def test_heic_alone_without_the_extra_names_it(command: str, tmp_path: Path, she
         assert "pip install 'splatcli[heic]'" in text
 
 
-def test_a_mixed_folder_without_the_extra_says_what_is_left_out(tmp_path: Path, shell) -> None:
+def test_a_mixed_folder_without_the_extra_says_what_is_left_out(
+    tmp_path: Path, without_the_extra: pytest.MonkeyPatch, capfd
+) -> None:
     (tmp_path / "phone").mkdir()
-    for i in range(7):
+    for i in range(5):
         Image.fromarray(corner.image(i)).save(tmp_path / f"phone/{i}.jpg", quality=95)
     (tmp_path / "phone/late.heic").write_bytes(START)
     (tmp_path / "phone/b.cr2").write_bytes(b"raw")
-    before = without_the_extra(tmp_path)
-    done = shell(f"{before} splat sfm phone -o scene")
-    assert done.code == 0, done.err
-    assert "1 images cannot be read and are left out; the first, late.heic, is a HEIF image" in done.err
-    assert "1 file is an image of a kind that is not read, and left out: b.cr2" in done.err
-    assert "pip install 'splatcli[heic]'" in done.err
-    assert "cameras found before are used" in shell(f"{before} splat sfm phone -o scene").err
-    if importlib.util.find_spec("pillow_heif") is not None:
-        again = shell("splat sfm phone -o scene")
-        assert again.code == 0, again.err
-        assert "cameras found before" not in again.err
+    command = ["sfm", str(tmp_path / "phone"), "-o", str(tmp_path / "scene")]
+    assert run(command) == 0
+    said = capfd.readouterr().err
+    assert "1 images cannot be read and are left out; the first, late.heic, is a HEIF image" in said
+    assert "1 file is an image of a kind that is not read, and left out: b.cr2" in said
+    assert "pip install 'splatcli[heic]'" in said
+    assert run(command) == 0
+    assert "cameras found before are used" in capfd.readouterr().err
+    if HAS_HEIC:
+        without_the_extra.undo()
+        heif.can_read.cache_clear()
+        assert run(command) == 0
+        assert "cameras found before" not in capfd.readouterr().err
 
 
-def test_a_heic_photo_of_a_scene_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
-    monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    heif.can_read.cache_clear()
+@pytest.mark.usefixtures("without_the_extra")
+def test_a_heic_photo_of_a_scene_without_the_extra(tmp_path: Path, capfd) -> None:
     names = [f"{i}.png" for i in range(7)] + ["7.heic"]
     made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=names))
     made.write_images(tmp_path / "images", names[:7])
     (tmp_path / "images/7.heic").write_bytes(START)
-    code = run(["info", str(tmp_path)])
-    heif.can_read.cache_clear()
+    assert run(["info", str(tmp_path)]) == 3
     said = capfd.readouterr()
-    assert code == 3
     assert "7.heic" in said.err
     assert "pip install 'splatcli[heic]'" in said.err
 
