@@ -26,7 +26,9 @@ from tests.cli.tiny import QUICK, write_scene
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Done
 
-SETTINGS = (*QUICK, "--batch-size", "2", "--iterations", "400", "--set", "train.background=random")
+#: Refinement begins at once: its event, unlike that of a step, comes before a second has passed.
+SOON = (*QUICK, "--set", "schedule.refine_start=0")
+SETTINGS = (*SOON, "--batch-size", "2", "--iterations", "400", "--set", "train.background=random")
 
 
 def parameters(run: Path) -> dict[str, torch.Tensor]:
@@ -47,7 +49,7 @@ def test_a_run_of_two_ranks_is_interrupted_and_goes_on_alone(mode: str, tmp_path
         lines = []
         for line in process.stdout:  # one rank speaks
             lines.append(json.loads(line))
-            if lines[-1]["event"] == "stepped":
+            if lines[-1]["event"] == "refined":
                 process.send_signal(signal.SIGINT)
                 break
         lines += map(json.loads, process.stdout)
@@ -96,14 +98,14 @@ def started(scene: Path, place: Path) -> tuple[subprocess.Popen[bytes], dict[int
     """A command that trains with two ranks, after its first steps; and its ranks. It writes to out and err."""
     place.mkdir()
     (place / "sitecustomize.py").write_text(CRASH)
-    words = ["train", str(scene), *QUICK, "--iterations", "100000", "--ranks", "2", "--device", "cpu", "--json"]
+    words = ["train", str(scene), *SOON, "--iterations", "100000", "--ranks", "2", "--device", "cpu", "--json"]
     command = [sys.executable, "-m", "splatcli", *words, "-o", str(place / "run")]
     paths = os.pathsep.join([str(place), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "TMPDIR": str(place), "PYTHONPATH": paths}
     with (place / "out").open("w") as out, (place / "err").open("w") as err:
         process = subprocess.Popen(command, stdout=out, stderr=err, env=environment)
     deadline = time.monotonic() + 300.0
-    while '"stepped"' not in (place / "out").read_text():
+    while '"refined"' not in (place / "out").read_text():
         assert process.poll() is None, (place / "err").read_text()
         assert time.monotonic() < deadline
         time.sleep(0.2)
