@@ -1,6 +1,6 @@
 """The PTX interpreter as tests see it: it is built here, and so are the CUDA libraries whose PTX it runs.
 
-    library = kernel_library(architecture="80", flags=("-fmad=false",))
+    library = kernel_library(flags=("-fmad=false",))
     backend = Backend(load(library), torch.float32, 0, ordinal=1, stream=0x51, deferred=True)
     with machine().races(), machine().schedule(3):
         ...
@@ -22,7 +22,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,32 +87,50 @@ def interpreter() -> Path:
     return _link(objects, link, "libptxinterpreter.so", ())
 
 
-def kernel_library(root: Path | None = None, *, architecture: str = "80", flags: Sequence[str] = ()) -> Path:
+def kernel_library(
+    root: Path | None = None,
+    *,
+    architecture: str = "80",
+    units: Mapping[str, str] | None = None,
+    flags: Sequence[str] = (),
+) -> Path:
     """Return the CUDA library of a source tree, linked to the interpreter; built now if it is not in the cache.
 
     root: a tree like cuda/, the checkout's own by default.
-    architecture: of the PTX, such as "80" or "90a". flags: more for nvcc.
+    architecture: of the PTX, such as "80" or "90a". units: of single units, such as {"blend.cu": "75"}.
+    flags: more for nvcc.
     Object files are cached by the contents of all that they include, so that a changed header costs the units that
     include it. Safe to call from several processes at once. Raises ResourceError with the compiler's message.
     """
     folder = (build.source_root() if root is None else root) / "src" / "cuda"
-    return cuda_library(sorted(folder.glob("*.cu")), architecture=architecture, flags=flags)
+    return cuda_library(sorted(folder.glob("*.cu")), architecture=architecture, others=units, flags=flags)
 
 
-def mutated_library(root: Path, unit: str, *, architecture: str = "80", flags: Sequence[str] = ()) -> Path:
+def mutated_library(root: Path, unit: str, *, flags: Sequence[str] = ()) -> Path:
     """Return the library of the checkout's cuda/ with one unit, such as "blend.cu", from another tree."""
     units = sorted((build.source_root() / "src" / "cuda").glob("*.cu"))
     assert unit in [one.name for one in units]
     chosen = [root / "src" / "cuda" / unit if one.name == unit else one for one in units]
-    return cuda_library(chosen, architecture=architecture, flags=flags)
+    return cuda_library(chosen, flags=flags)
 
 
-def cuda_library(units: Sequence[Path], *, architecture: str = "80", flags: Sequence[str] = ()) -> Path:
+def cuda_library(
+    units: Sequence[Path],
+    *,
+    architecture: str = "80",
+    others: Mapping[str, str] | None = None,
+    flags: Sequence[str] = (),
+) -> Path:
     """Return a library of these .cu files, as kernel_library() does."""
     toolkit, host = find_toolkit(), build.find_compiler()
-    target = f"-gencode=arch=compute_{architecture},code=compute_{architecture}"
-    command = f"{toolkit.nvcc} {' '.join([*KERNEL_FLAGS, *flags, target])} -MD -MF $out.d"
-    objects = _compile(units, command, (toolkit.version, host.version))
+    groups: dict[str, list[Path]] = {}
+    for unit in units:
+        groups.setdefault((others or {}).get(unit.name, architecture), []).append(unit)
+    objects = []
+    for number, group in sorted(groups.items()):
+        target = f"-gencode=arch=compute_{number},code=compute_{number}"
+        command = f"{toolkit.nvcc} {' '.join([*KERNEL_FLAGS, *flags, target])} -MD -MF $out.d"
+        objects += _compile(group, command, (toolkit.version, host.version))
     runtime = interpreter()
     link = f"{host.command} -shared -o $out $in {runtime} -Wl,-rpath,{runtime.parent}"
     return _link(objects, link, "libsplat_ptx.so", (runtime.parent.name,))

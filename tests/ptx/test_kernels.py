@@ -6,6 +6,7 @@ checked meanwhile. The shipped build, with the flags that users get, agrees with
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from splatcli.native import abi
 from splatcli.native.backend import Backend
+from splatcli.native.build import source_root
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.memory_budget import FixedBudget
@@ -29,7 +31,7 @@ from tests.rasterizer.scenes import leaves, random_gaussians, random_image, rand
 
 pytestmark = NEEDS_NVCC
 
-#: PTX of these too, the oldest and the newest that is shipped; each loads and draws one view.
+#: PTX of these too, the oldest and the newest that is shipped, of the one unit whose source asks for the architecture.
 OTHER_ARCHITECTURES = ("75", "120")
 
 
@@ -112,7 +114,10 @@ def test_nothing_races_or_leaves_its_tensor(check: str) -> None:
 
 @pytest.mark.parametrize("architecture", OTHER_ARCHITECTURES)
 def test_another_architecture_draws_the_cpus_picture(architecture: str) -> None:
-    library = kernel_library(architecture=architecture, flags=TWIN_FLAGS)
+    headers = source_root().rglob("*.*")
+    asking = {path.name for path in headers if re.search(r"__CUDA_ARCH__ *[<>=]", path.read_text(encoding="utf-8"))}
+    assert asking == {"blend.cuh"}, "no other unit needs to be tried"
+    library = kernel_library(units={"blend.cu": architecture}, flags=TWIN_FLAGS)
     load(library)
     CHECKS["picture"](library)
     assert machine().unknown("splat") == {}
