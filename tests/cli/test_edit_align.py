@@ -80,7 +80,7 @@ def test_two_models_of_one_thing_are_aligned_wherever_one_lies(splat: Splat, tmp
 
 
 def test_copies_of_a_model_are_aligned(splat: Splat, tmp_path: Path) -> None:
-    """Each is cropped in another way, and one of them went through a format that rounds. A second time: the same bits."""
+    """Each is cropped in another way, and one went through a format that rounds. A second run has the same bits."""
     whole = written(tmp_path / "whole.ply", chair(400, 10))
     kept = ("--crop-out", "box:0.9,-9,-9,9,9,9")
     assert splat("edit", whole, *kept, *MOVES, "-o", tmp_path / "part.ply").code == 0

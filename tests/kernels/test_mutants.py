@@ -267,6 +267,7 @@ class Mutant:
     original: str
     mutated: str
     crashes: bool = False  # it may write anywhere, so that it needs a process of its own
+    quick: bool = True  # else only with --slow: another one of the same kind fails the same check
 
 
 OVERFLOW_CHECK = "  if (overflowed(lists.counters)) return;\n"
@@ -283,6 +284,7 @@ MUTANTS = {
         "kernels/device.cuh",
         "  if (lane_id() == kWarp - 1) warp_totals[warp_id()] = through;\n  __syncthreads();",
         "  if (lane_id() == kWarp - 1) warp_totals[warp_id()] = through;\n",
+        quick=False,
     ),
     "a loss that does not wait for its row": Mutant(
         "loss",
@@ -295,6 +297,7 @@ MUTANTS = {
         "kernels/loss.cuh",
         "+ kRow) + side_here);\n      __syncthreads();",
         "+ kRow) + side_here);\n",
+        quick=False,
     ),
     "a sort that does not wait for the warps' counts": Mutant(
         "picture",
@@ -309,6 +312,7 @@ MUTANTS = {
         "    __syncwarp();  // all have read before the first lane of each digit counts its peers\n",
         "",
         crashes=True,
+        quick=False,
     ),
     "a sort that leaves before its pairs are in order": Mutant(
         "picture",
@@ -316,6 +320,7 @@ MUTANTS = {
         "    sorted_values[place] = pass.values[block_first + i];\n  }\n  __syncthreads();",
         "    sorted_values[place] = pass.values[block_first + i];\n  }",
         crashes=True,
+        quick=False,
     ),
     "a sort that asks half a warp": Mutant(
         "picture", "kernels/radix_sort.cuh", "__match_any_sync(kFullWarp,", "__match_any_sync(0xffffu,"
@@ -343,6 +348,7 @@ MUTANTS = {
         "kernels/blend_channels.cuh",
         "    if (lane_id() == 0) touched[warp_id()] = hits.any;\n    __syncthreads();\n",
         "    if (lane_id() == 0) touched[warp_id()] = hits.any;\n",
+        quick=False,
     ),
     "a second pass with the channels of the first": Mutant(
         "channels",
@@ -361,6 +367,7 @@ MUTANTS = {
         "kernels/project_vjp.cuh",
         "  __syncthreads();  // parameters have been read by all before any is changed\n",
         "",
+        quick=False,
     ),
     "colours made before the missed steps": Mutant(
         "lazy", "kernels/project.cuh", "  __syncwarp();  // rows are read by the threads of their Gaussians\n", ""
@@ -393,9 +400,14 @@ MUTANTS = {
         "kernels/bin.cuh",
         "__popc(votes & ((1u << lane_id()) - 1u))",
         "__popc(votes & ((2u << lane_id()) - 1u))",
+        quick=False,
     ),
     "a window that ends a candidate too early": Mutant(
-        "picture", "kernels/bin.cuh", "if (start >= count) break;", "if (start >= count / 2) break;"
+        "picture",
+        "kernels/bin.cuh",
+        "if (start >= count) break;",
+        "if (start >= count / 2) break;",
+        quick=False,
     ),
     "a window read before it is loaded": Mutant(
         "picture", "kernels/bin.cuh", "  __syncthreads();\n  return first_rank;", "  return first_rank;"
@@ -416,7 +428,11 @@ MUTANTS = {
         "k < kSsimRadius; ++k) {\n      const float above",
     ),
     "a strip that lacks the maps to its right": Mutant(
-        "loss", "kernels/loss.cuh", "brings = thread < 2 * kSide;", "brings = thread < kSide;"
+        "loss",
+        "kernels/loss.cuh",
+        "brings = thread < 2 * kSide;",
+        "brings = thread < kSide;",
+        quick=False,
     ),
     "maps that go on beyond an odd width": Mutant(
         "loss", "kernels/loss.cuh", "pixel + 1 >= a.border && pixel + 1 < end", "pixel + 1 >= a.border"
@@ -555,7 +571,9 @@ def test_the_kernels_as_they_are_pass(sources: Path, check: str) -> None:
     CHECKS[check](build(sources))
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize(
+    "name", [name if mutant.quick else pytest.param(name, marks=pytest.mark.slow) for name, mutant in MUTANTS.items()]
+)
 def test_a_mistake_is_caught(sources: Path, name: str) -> None:
     with mistaken(sources, MUTANTS[name]):
         library, mutant = build(sources), MUTANTS[name]
