@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import torch  # noqa: E402  # reads it
 if _given is None:
     del os.environ[_WAITS]
 
+from tests.forked import splat_command  # noqa: E402
 from tests.running import Done  # noqa: E402
 
 REQUIRE_GPU = "SPLATCLI_REQUIRE_GPU"
@@ -65,14 +67,24 @@ def _same_threads() -> Iterator[None]:
 @pytest.fixture
 def shell(tmp_path: Path) -> Callable[..., Done]:
     """Run a shell command in another process, where ``splat`` is a command; in ``tmp_path`` by default."""
-    folder = tmp_path / ".bin"
+    return _shell(tmp_path, splat_command())
+
+
+@pytest.fixture
+def fresh_shell(tmp_path: Path) -> Callable[..., Done]:
+    """The same where ``splat`` starts an interpreter, for what is up to it: closed streams, imports, exits."""
+    return _shell(tmp_path, (sys.executable, "-m", "splatcli"))
+
+
+def _shell(place: Path, splat: tuple[str, ...]) -> Callable[..., Done]:
+    folder = place / ".bin"
     folder.mkdir()
     command = folder / "splat"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m splatcli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(splat)} "$@"\n')
     command.chmod(0o755)
     environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
 
-    def call(text: str, *, cwd: Path = tmp_path, stdin: Any = subprocess.DEVNULL) -> Done:
+    def call(text: str, *, cwd: Path = place, stdin: Any = subprocess.DEVNULL) -> Done:
         done = subprocess.run(
             ["bash", "-c", text], cwd=cwd, env=environment, stdin=stdin, capture_output=True, text=True, check=False
         )

@@ -503,9 +503,11 @@ PROCESSES = [
 
 
 @pytest.mark.parametrize("surroundings", PROCESSES, ids=str)
-def test_surroundings(surroundings: Surroundings, good_scene: Path, tmp_path: Path, shell: Callable[..., Done]) -> None:
+def test_surroundings(
+    surroundings: Surroundings, good_scene: Path, tmp_path: Path, fresh_shell: Callable[..., Done]
+) -> None:
     copy_scene(good_scene, tmp_path)
-    done = shell(surroundings.text)
+    done = fresh_shell(surroundings.text)
     assert done.out == surroundings.out, done.err
     assert "Traceback" not in done.err
     assert "Exception ignored" not in done.err

@@ -9,10 +9,11 @@ import re
 import select
 import struct
 import subprocess
-import sys
 import termios
 import time
 from dataclasses import dataclass
+
+from tests.forked import splat_command
 
 #: Seconds that a command may take before a test gives up.
 _LIMIT = 120.0
@@ -39,7 +40,7 @@ class Screen:
 
 def on_terminal(*words: object, columns: int = 80, rows: int = 24, piped: bool = False, **variables: str) -> Screen:
     """Run ``splat`` with stderr and stdout on a terminal, or stderr alone where ``piped``."""
-    return run_on_terminal([sys.executable, "-m", "splatcli", *map(str, words)], columns, rows, piped, variables)
+    return run_on_terminal([*splat_command(), *map(str, words)], columns, rows, piped, variables)
 
 
 def run_on_terminal(command: list[str], columns: int, rows: int, piped: bool, variables: dict[str, str]) -> Screen:

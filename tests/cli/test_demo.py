@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -13,12 +12,13 @@ import pytest
 
 from splatcli.cli import demo
 from splatcli.errors import SceneError
+from tests.forked import splat_command
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_demo_trains_and_serves_its_model(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "splatcli", "demo", "-n", "20", "--view", "-q"]
+    command = [*splat_command(), "demo", "-n", "20", "--view", "-q"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         try:
             assert process.stdout is not None
@@ -33,7 +33,7 @@ def test_the_demo_trains_and_serves_its_model(tmp_path: Path) -> None:
         assert process.wait(timeout=60) == 0
     # A model of few steps can be exported and read again.
     for words in (["output/demo", "-o", "young.ply"], ["young.ply", "-o", "again.spz"]):
-        export = [sys.executable, "-m", "splatcli", "export", *words, "-q"]
+        export = [*splat_command(), "export", *words, "-q"]
         done = subprocess.run(export, capture_output=True, text=True, cwd=tmp_path, check=False)
         assert done.returncode == 0, done.stderr
 

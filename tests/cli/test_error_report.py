@@ -15,6 +15,7 @@ import torch
 
 from splatcli import errors
 from splatcli.cli import commands, error_report
+from tests.forked import splat_command
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(
 
     def process(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, *words],
+            words,
             cwd=tmp_path,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -169,7 +170,8 @@ def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(
             check=False,
         )
 
-    alone, others = process("-m", "splatcli", *lines[0]), process("-c", IN_TURN, json.dumps(lines[1:]))
+    alone = process(sys.executable, "-m", "splatcli", *lines[0])
+    others = process(*splat_command(), "-c", IN_TURN, json.dumps(lines[1:]))
     ends = [[alone.returncode, alone.stderr], *map(json.loads, others.stdout.splitlines())]
     assert len(ends) == len(PIPES), others.stderr
     for (got, said), line, (_, code, named) in zip(ends, lines, PIPES, strict=True):
@@ -179,7 +181,7 @@ def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("megabytes", [100, 300, 400, 500, 600, 700, 800, 900, 1000, 1200])
+@pytest.mark.parametrize("megabytes", [100, 400, 800, 1200])
 def test_too_little_address_space_is_reported_before_libraries_load(
     megabytes: int, tiny_scene: Path, tmp_path: Path
 ) -> None:

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from splatcli.checkpoint.run_dir import find_latest_sound
 from splatcli.train.state import flushed
 from tests.checkpoint.foreign.made import write
 from tests.cli.tiny import QUICK, add_points, write_scene
+from tests.forked import splat_command
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
 
@@ -59,7 +59,7 @@ class Scheduler:
         commands.mkdir()
         self.folder, self.log = folder, folder / "scontrol.log"
         self.environment = {**os.environ, "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
-        (commands / "splat").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m splatcli "$@"\n')
+        (commands / "splat").write_text(f'#!/bin/sh\nexec {shlex.join(splat_command())} "$@"\n')
         (commands / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {self.log}\n')
         for command in commands.iterdir():
             command.chmod(0o755)

@@ -14,6 +14,7 @@ import pytest
 
 from splatcli.cli.console import Output, open_output
 from tests.cli.tiny import QUICK
+from tests.forked import splat_command
 from tests.running import Splat
 
 
@@ -90,7 +91,9 @@ def test_a_full_disk_under_stdout_is_one_message_of_a_whole_process(
     finished_run: Path, tiny_scene: Path, tmp_path: Path, words: str
 ) -> None:
     """Also when the interpreter flushes at its end."""
-    command = [sys.executable, "-m", "splatcli", *words.format(run=finished_run, scene=tiny_scene).split()]
+    flushed = words in ("info {run}", "--help")  # at the end of the interpreter
+    command = [*((sys.executable, "-m", "splatcli") if flushed else splat_command())]
+    command += words.format(run=finished_run, scene=tiny_scene).split()
     command += [*(QUICK if "train" in words else ()), *([] if words == "--help" else ["-q"])]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
@@ -103,7 +106,7 @@ def test_a_full_disk_under_stdout_is_one_message_of_a_whole_process(
 
 
 def test_a_full_disk_under_stderr_is_ignored(finished_run: Path) -> None:
-    command = [sys.executable, "-m", "splatcli", "info", str(finished_run), "-q"]
+    command = [*splat_command(), "info", str(finished_run), "-q"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, check=False)
         assert done.returncode == 0

@@ -23,8 +23,8 @@ Shell = Callable[..., Done]
 WORDS = " ".join(QUICK)
 
 
-def test_train_into_render(shell: Shell, tiny_scene: Path, tmp_path: Path) -> None:
-    done = shell(f"splat train {tiny_scene} -n 5 {WORDS} | splat render --views")
+def test_train_into_render(fresh_shell: Shell, tiny_scene: Path, tmp_path: Path) -> None:
+    done = fresh_shell(f"splat train {tiny_scene} -n 5 {WORDS} | splat render --views")
     assert done.code == 0, done.err
     assert len(done.lines) == 2
     assert all((tmp_path / line).is_file() for line in done.lines)
@@ -103,20 +103,20 @@ def test_training_outlives_the_reader_of_its_events(shell: Shell, tiny_scene: Pa
     assert load_checkpoint(tmp_path / "run" / "ckpts" / "ckpt_000030.pt").step == 30
 
 
-def test_closed_streams_do_no_harm(shell: Shell, tiny_scene: Path, tmp_path: Path) -> None:
-    done = shell(f"splat train {tiny_scene} -n 2 -o run {WORDS} <&- >&- 2>&-; echo $?")
+def test_closed_streams_do_no_harm(fresh_shell: Shell, tiny_scene: Path, tmp_path: Path) -> None:
+    done = fresh_shell(f"splat train {tiny_scene} -n 2 -o run {WORDS} <&- >&- 2>&-; echo $?")
     assert done.out == "0\n"
     assert (tmp_path / "run" / "ckpts" / "ckpt_000002.pt").is_file()
 
 
-def test_bytes_for_a_closed_stdout_are_not_lost_in_silence(shell: Shell, made: Path) -> None:
-    done = shell("splat export output/ball -q -o - >&-")
+def test_bytes_for_a_closed_stdout_are_not_lost_in_silence(fresh_shell: Shell, made: Path) -> None:
+    done = fresh_shell("splat export output/ball -q -o - >&-")
     assert done.code == 8
     assert "stdout is closed" in done.err
     assert "Traceback" not in done.err
 
 
-def test_files_never_get_the_descriptors_of_closed_streams(shell: Shell, tmp_path: Path) -> None:
+def test_files_never_get_the_descriptors_of_closed_streams(fresh_shell: Shell, tmp_path: Path) -> None:
     """Also in a child process."""
     child = "import os; print(*(os.fstat(n).st_rdev for n in (0, 1, 2)), file=open('y', 'w'))"
     (tmp_path / "child.py").write_text(child)
@@ -124,12 +124,12 @@ def test_files_never_get_the_descriptors_of_closed_streams(shell: Shell, tmp_pat
         "import os, subprocess, sys; from splatcli.cli import main; sys.argv = ['splat', '--version']; main()\n"
         "assert open('x', 'w').fileno() > 2; subprocess.run([sys.executable, 'child.py'], check=True)"
     )
-    done = shell(f"{shlex.quote(sys.executable)} parent.py <&- >&- 2>&- && cat y")
+    done = fresh_shell(f"{shlex.quote(sys.executable)} parent.py <&- >&- 2>&- && cat y")
     assert done.out.split() == [str(os.stat(os.devnull).st_rdev)] * 3
 
 
-def test_doctor_ends_well_without_stdout(shell: Shell) -> None:
-    done = shell("splat doctor >&-; echo $? >&2")
+def test_doctor_ends_well_without_stdout(fresh_shell: Shell) -> None:
+    done = fresh_shell("splat doctor >&-; echo $? >&2")
     assert done.err.splitlines()[-1] == "0", done.err
 
 

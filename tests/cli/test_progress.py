@@ -25,6 +25,7 @@ from splatcli.cli.console import (
 )
 from splatcli.train.events import Evaluated, OpacityReset, Refined, Saved, Started, Stepped, Stopped, ViewScore
 from tests.cli.terminal import run_on_terminal
+from tests.forked import splat_command
 
 RUN = [
     Started(0, 1000, 500, 7, 1, "cpu", ("a note",)),
@@ -126,7 +127,7 @@ with ProgressReporter(Output()) as reporter:
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 140])
 def test_a_terminal_gets_a_line_that_fits(columns: int) -> None:
-    screen = run_on_terminal([sys.executable, "-c", REPORTED], columns, 24, piped=True, variables={})
+    screen = run_on_terminal([*splat_command(), "-c", REPORTED], columns, 24, piped=True, variables={})
     assert (screen.code, screen.stdout) == (0, "")
     last = screen.drawn[-1]
     assert len(last) <= columns
@@ -138,7 +139,7 @@ def test_a_terminal_gets_a_line_that_fits(columns: int) -> None:
 
 def test_plain_and_dumb_terminals_get_lines() -> None:
     for variables in ({"TERM": "dumb"}, {"SPLATCLI_PLAIN": "1"}):
-        screen = run_on_terminal([sys.executable, "-c", REPORTED], 80, 24, piped=True, variables=variables)
+        screen = run_on_terminal([*splat_command(), "-c", REPORTED], 80, 24, piped=True, variables=variables)
         assert screen.code == 0
         assert "\x1b" not in screen.raw
         assert "step 100: test PSNR 21.50 dB" in screen.text
@@ -198,7 +199,7 @@ with open_output(json="--json" in sys.argv, quiet="-q" in sys.argv) as out:
 
 
 def test_what_the_library_reports_is_shown_and_goes_away() -> None:
-    screen = run_on_terminal([sys.executable, "-c", STAGES], 80, 24, piped=True, variables={})
+    screen = run_on_terminal([*splat_command(), "-c", STAGES], 80, 24, piped=True, variables={})
     assert (screen.code, screen.stdout) == (0, "")
     assert re.search(r"^reading image headers [1-4]/5", screen.text, re.MULTILINE)
     assert re.search(r"^test views [1-4]/5", screen.text, re.MULTILINE)
@@ -210,7 +211,7 @@ def test_what_the_library_reports_is_shown_and_goes_away() -> None:
 
 @pytest.mark.parametrize("flag", ["-q", "--json"])
 def test_nothing_of_it_is_shown_with_q_and_json(flag: str) -> None:
-    screen = run_on_terminal([sys.executable, "-c", STAGES, flag], 80, 24, piped=True, variables={})
+    screen = run_on_terminal([*splat_command(), "-c", STAGES, flag], 80, 24, piped=True, variables={})
     assert (screen.code, screen.stdout) == (0, "")
     assert screen.drawn == ([] if flag == "-q" else ["a message"])
 

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from splatcli.formats.ply import write_ply_file
 from splatcli.formats.registry import import_model
 from splatcli.gaussians import Gaussians
 from tests.browser import look_at
+from tests.forked import splat_command
 from tests.formats.made import by_position, errors, read_ply, scene
 from tests.formats.test_round_trips import BOUNDS
 from tests.formats.test_third_party import transformed
@@ -209,7 +209,7 @@ sys.exit(run([*sys.argv[3:], '-o', sys.argv[1] + '/scene.lod', '-w']))
 
 
 def signalled(number: int, folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SIGNALLED, str(folder), str(int(number)), *map(str, words)]
+    command = [*splat_command(), "-c", SIGNALLED, str(folder), str(int(number)), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ})
 
 

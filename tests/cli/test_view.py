@@ -24,6 +24,7 @@ from splatcli.formats.ply import encode_ply
 from splatcli.train.state import flushed
 from splatcli.viewer.http_server import listen
 from tests.cli.tiny import QUICK
+from tests.forked import splat_command
 from tests.formats.made import read_ply, scene
 from tests.running import Splat
 
@@ -47,12 +48,10 @@ def look(url: str, view: str) -> bytes:
 
 
 @contextmanager
-def running(
-    *words: object, command: tuple[str, ...] = (sys.executable, "-m", "splatcli")
-) -> Iterator[subprocess.Popen[str]]:
+def running(*words: object, command: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[str]]:
     """``splat`` with these words; command: begins it, when that is not the usual."""
     process = subprocess.Popen(
-        [*command, *map(str, words)],
+        [*(command or splat_command()), *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,

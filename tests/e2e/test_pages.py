@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from splatcli.scene.camera import Camera
 from splatcli.train.state import flushed
 from tests.browser import look_at
 from tests.cli.tiny import write_scene
+from tests.forked import splat_command
 from tests.formats.made import scene
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ INIT = ("--sh-degree", "3", "--set", "schedule.refine_start=100000", "--init")
 @contextmanager
 def running(*words: object) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "splatcli", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*splat_command(), *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         yield process
@@ -98,7 +98,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *INIT,
         folder / "model.ply",
     ]
-    done = subprocess.run([sys.executable, "-m", "splatcli", *map(str, words)], check=False, capture_output=True)
+    done = subprocess.run([*splat_command(), *map(str, words)], check=False, capture_output=True)
     assert done.returncode == 0, done.stderr
     return folder / "run"
 

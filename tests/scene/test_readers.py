@@ -15,6 +15,7 @@ from splatcli.config import DataConfig
 from splatcli.errors import UsageError
 from splatcli.plugins import READERS
 from splatcli.scene.read import has_images_only, read_scene
+from tests.forked import splat_command
 from tests.plugin_packages import install
 from tests.scene import made
 
@@ -126,7 +127,7 @@ def test_a_broken_reader_keeps_no_other_from_its_scene(
 def test_splat_trains_on_such_a_scene(place: Path, scene: Path, tmp_path: Path) -> None:
     """In a process of its own, as a user would: only the installed package makes the folder a scene."""
     install(place, "splat_csv", READER, POINT)
-    command = [sys.executable, "-m", "splatcli", "train", str(scene), "-o", str(tmp_path / "run"), "--iterations", "2"]
+    command = [*splat_command(), "train", str(scene), "-o", str(tmp_path / "run"), "--iterations", "2"]
     command += ["--device", "cpu", "--init", "random", "--json"]
     repository = Path(__file__).resolve().parents[2]
     for paths, code in (([repository, place], 0), ([repository], 3)):
