@@ -110,7 +110,8 @@ def ready_made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "splatcli", package, ignore=shutil.ignore_patterns("__pycache__", "_native_bin"))
     shutil.copytree(ROOT / "cuda", package / "_native_src")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(build.MACHINE_ISA_FLAGS, "x86_64", {"portable": build.ISA_FLAGS["portable"]})
+        # Unoptimised: it is loaded, and computes nothing.
+        patched.setitem(build.MACHINE_ISA_FLAGS, "x86_64", {"portable": (*build.ISA_FLAGS["portable"], "-O0")})
         build.ready_made_cpu_libraries(package / "_native_bin", "x86_64", build.find_compiler())
     return root
 
@@ -138,17 +139,28 @@ def test_a_library_in_the_package_needs_no_compiler(ready_made: Path) -> None:
 
 @NEEDS_X86
 @pytest.mark.parametrize("change", ["sources", "machine", "json"])
-def test_a_library_of_something_else_is_not_taken(ready_made: Path, tmp_path: Path, change: str) -> None:
-    root = tmp_path / "copy"
-    shutil.copytree(ready_made, root)
-    facts = root / "splatcli" / "_native_bin" / "libsplat_cpu.json"
+def test_a_library_of_something_else_is_not_taken(
+    ready_made: Path, tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from splatcli.native import build
+
+    package = tmp_path / "splatcli"
+    for folder in ("_native_src", "_native_bin"):
+        shutil.copytree(ready_made / "splatcli" / folder, package / folder)
+    monkeypatch.setattr(build, "_PACKAGE", package)
+    monkeypatch.setattr(build, "READY_MADE", package / "_native_bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert build.cpu_library("portable") == package / "_native_bin" / "libsplat_cpu_portable.so"
+    facts = package / "_native_bin" / "libsplat_cpu.json"
     if change == "sources":
-        with (root / "splatcli" / "_native_src" / "src" / "cpu" / "bin.cpp").open("a") as file:
+        with (package / "_native_src" / "src" / "cpu" / "bin.cpp").open("a") as file:
             file.write("\n")
     else:
         facts.write_text(facts.read_text().replace("x86_64", "riscv") if change == "machine" else "{")
-    done = without_compiler(root, "from splatcli.native.backend import Backend; Backend.cpu()")
-    assert "no C++ compiler was found" in done.stderr
+    with pytest.raises(build.NoCompilerError, match="no C\\+\\+ compiler was found"):
+        build.cpu_library("portable")
 
 
 @NEEDS_X86

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from splatcli.native.backend import best_isa
+from tests.forked import splat_command
 
 SAMPLE = Path(__file__).parents[2] / "data" / "samples" / "courtyard"
 
@@ -47,8 +48,9 @@ def train(run: Path, *more: str, threads: int, environment: dict[str, str] | Non
     """The tensors of the run's last checkpoint."""
     cores = sorted(os.sched_getaffinity(0))[:threads]
     code = f"import os, runpy; os.sched_setaffinity(0, {cores}); runpy.run_module('splatcli', run_name='__main__')"
-    command = [sys.executable, "-c", code, "train", *SETTINGS, *more, "-o", str(run)]
-    variables = {**os.environ, **(environment or {})}
+    begins = (sys.executable, "-c", code) if environment else splat_command()  # libraries read it as they load
+    command = [*begins, "train", *SETTINGS, *more, "-o", str(run)]
+    variables = {**os.environ, **(environment or {"OMP_NUM_THREADS": str(threads)})}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return {k: v for k, v in torch.load(done.stdout.strip(), weights_only=True).items() if isinstance(v, torch.Tensor)}
@@ -60,7 +62,7 @@ def test_neither_threads_nor_the_instruction_set_change_a_bit(strategy: str, tmp
     more = ("--strategy", strategy)
     if strategy == "mcmc":
         more += ("--set", "strategy.grow_factor=1.6")
-    one = train(tmp_path / "one", *more, threads=1, environment=AVX2 if best_isa() != "portable" else None)
+    one = train(tmp_path / "one", *more, threads=1, environment=AVX2 if best_isa() != "portable" else {"LC_ALL": "C"})
     two = train(tmp_path / "two", *more, threads=2)
     assert len(one["_xyz"]) > GRAIN
     assert one.keys() == two.keys()
@@ -70,7 +72,7 @@ def test_neither_threads_nor_the_instruction_set_change_a_bit(strategy: str, tmp
 def test_resume_says_when_the_library_rounds_differently(tmp_path: Path) -> None:
     def splat(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "splatcli", *arguments],
+            [*splat_command(), *arguments],
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
