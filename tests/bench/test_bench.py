@@ -6,7 +6,6 @@ import json
 import resource
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from splatcli.bench import Cell, Record, _run, markdown, measure, plan_of
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.cli.commands import run
 from splatcli.errors import UsageError
+from tests.forked import splat_command
 from tests.native.cases import NEEDS_COMPILER
 from tests.scene import made
 
@@ -155,7 +155,7 @@ def test_contradictions_are_refused(arguments: tuple[str, ...], words: str, capf
 
 @NEEDS_COMPILER
 def test_sigterm_ends_the_run_too(scene: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "splatcli", "bench", str(scene), "--seeds", "1", "-o", str(tmp_path)]
+    command = [*splat_command(), "bench", str(scene), "--seeds", "1", "-o", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     folder = tmp_path / "thing--default--1"
     while not (folder / "ckpts").exists():

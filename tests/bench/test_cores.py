@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from benchmarks import cores
 from splatcli.native import build
 from tests.cli.tiny import QUICK, add_points, write_scene
+from tests.forked import splat_command
 from tests.native.cases import NEEDS_COMPILER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,12 +31,12 @@ def test_jobs_go_to_the_core_that_is_free_first() -> None:
 @pytest.mark.skipif(build.machine_name() != "x86_64", reason="the timed pool is for x86-64")
 def test_a_measurement_has_each_instruction_set_and_number_of_cores(tmp_path: Path) -> None:
     scene, run, out = add_points(write_scene(tmp_path / "ball")), tmp_path / "run", tmp_path / "cores.json"
-    train = ["-m", "splatcli", "train", scene, "-n", "10", "-o", run, "-q", *QUICK]
-    subprocess.run([sys.executable, *map(str, train)], check=True, capture_output=True)
+    train = ["train", scene, "-n", "10", "-o", run, "-q", *QUICK]
+    subprocess.run([*splat_command(), *map(str, train)], check=True, capture_output=True)
     words = ["-m", "benchmarks.cores", next(run.glob("ckpts/*10.pt")), "-r", "1", "2", "--rounds", "2", "--out", out]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, *map(str, words)], check=False, capture_output=True, text=True, cwd=ROOT, env=environment
+        [*splat_command(), *map(str, words)], check=False, capture_output=True, text=True, cwd=ROOT, env=environment
     )
     assert done.returncode == 0, done.stderr
     first, second = json.loads(out.read_text())["sizes"]

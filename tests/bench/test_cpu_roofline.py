@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from splatcli.cli.commands import run as splat
 from tests.cli.tiny import QUICK, write_scene
+from tests.forked import splat_command
 from tests.native.cases import NEEDS_COMPILER
 
 
 def roofline(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.cpu_roofline", *arguments]
+    command = [*splat_command(), "-m", "benchmarks.cpu_roofline", *arguments]
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 

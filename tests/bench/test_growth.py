@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import growth
+from tests.forked import splat_command
 from tests.native.cases import NEEDS_COMPILER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ def test_a_sweep_measures_each_curve(tmp_path: Path) -> None:
     words = ["-m", "benchmarks.growth", "--gaussians", "500", "1000", "4000", "8000", "--pixels", "--views", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, *words, "--rounds", "2", "--out", str(out)],
+        [*splat_command(), *words, "--rounds", "2", "--out", str(out)],
         check=False,
         capture_output=True,
         text=True,

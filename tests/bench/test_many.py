@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from benchmarks import many
 from splatcli.config import DataConfig
 from splatcli.scene.read import read_scene
+from tests.forked import splat_command
 from tests.native.cases import NEEDS_COMPILER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +42,7 @@ def test_whole_commands_are_measured(tmp_path: Path) -> None:
     words = [tmp_path, "--views", 6, "--points", 600, "--rendered", 500, "--steps", 2, "--size", 64, 48, "--out", out]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.many", *map(str, words)],
+        [*splat_command(), "-m", "benchmarks.many", *map(str, words)],
         check=False,
         capture_output=True,
         text=True,

@@ -15,6 +15,7 @@ import torch
 from benchmarks import peers
 from splatcli.rasterizer.rendering import render
 from tests.cli.tiny import QUICK, add_points, write_scene
+from tests.forked import splat_command
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import random_camera, random_gaussians
 
@@ -89,13 +90,13 @@ def test_a_folder_without_gsplat_is_refused(tmp_path: Path) -> None:
 @NEEDS_COMPILER
 def test_a_measurement_has_each_program(tmp_path: Path) -> None:
     scene, run, out = add_points(write_scene(tmp_path / "ball")), tmp_path / "run", tmp_path / "peers.json"
-    train = ["-m", "splatcli", "train", scene, "-r", "2", "-n", "20", "-o", run, "-q", *QUICK]
-    subprocess.run([sys.executable, *map(str, train)], check=True, capture_output=True)
+    train = ["train", scene, "-r", "2", "-n", "20", "-o", run, "-q", *QUICK]
+    subprocess.run([*splat_command(), *map(str, train)], check=True, capture_output=True)
     checkpoint = next(run.glob("ckpts/*20.pt"))
     words = ["-m", "benchmarks.peers", checkpoint, "--rounds", "1", "--out", out]
     words += ["--opensplat", program(tmp_path), "--opensplat-steps", "6"]
     done = subprocess.run(
-        [sys.executable, *map(str, words)],
+        [*splat_command(), *map(str, words)],
         check=False,
         capture_output=True,
         text=True,

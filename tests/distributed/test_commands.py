@@ -23,6 +23,7 @@ from splatcli.config import build_config
 from splatcli.distributed.launch import joint_code
 from splatcli.errors import UsageError
 from tests.cli.tiny import QUICK, write_scene
+from tests.forked import splat_command
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Done
 
@@ -43,7 +44,7 @@ def test_a_run_of_two_ranks_is_interrupted_and_goes_on_alone(mode: str, tmp_path
     scene = str(write_scene(tmp_path / "scene"))
     train = ["train", scene, *SETTINGS, "--device", "cpu"]
     ranks = ["--ranks", "2", "--distributed", mode]
-    command = [sys.executable, "-m", "splatcli", *train, "-o", str(tmp_path / "two"), *ranks, "--json"]
+    command = [*splat_command(), *train, "-o", str(tmp_path / "two"), *ranks, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = []

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.forked import splat_command
+
 SAMPLE = Path(__file__).parents[2] / "data" / "samples" / "courtyard"
 
 #: A 300-step run that refines every 10 steps up to 150 and resets opacities at 30, 60, 90 and 120.
@@ -24,14 +26,15 @@ SETTINGS = (
 EDGES = (29, 30, 31, 140, 200)
 
 
-def splat(*arguments: str, threads: int = 1) -> subprocess.Popen[str]:
+def splat(*arguments: str, threads: int = 1, killed: bool = False) -> subprocess.Popen[str]:
+    """killed: it will be; a forked process ends a moment after the one that is killed."""
     # One core or two: the number of threads must not show in the bits.
-    command = [sys.executable, "-m", "splatcli", *arguments]
+    code = "import runpy; runpy.run_module('splatcli', run_name='__main__')"
     if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))[:threads]
-        code = f"import os, runpy; os.sched_setaffinity(0, {cores}); runpy.run_module('splatcli', run_name='__main__')"
-        command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        code = f"import os; os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[:threads]}); {code}"
+    command = [*((sys.executable,) if killed else splat_command()), "-c", code, *arguments]
+    variables = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
 
 
 def finish(process: subprocess.Popen[str]) -> Path:
@@ -61,13 +64,13 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_killed_at_any_moment_ends_with_the_same_bits(uninterrupted: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     saves = f"save.steps=[{', '.join(map(str, EDGES))}]"
-    process = splat("train", *SETTINGS, "--set", saves, "-o", str(run))
+    process = splat("train", *SETTINGS, "--set", saves, "-o", str(run), killed=True)
     for k in EDGES:
         wait_for(run / "ckpts" / f"ckpt_{k:06d}.pt", process)
         process.send_signal(signal.SIGKILL)
         process.communicate()
         # Resuming from step k itself repeats what the killed process may have done after it.
-        process = splat("resume", str(run / "ckpts" / f"ckpt_{k:06d}.pt"), "-q")
+        process = splat("resume", str(run / "ckpts" / f"ckpt_{k:06d}.pt"), "-q", killed=k != EDGES[-1])
     assert_same_bits(finish(process), uninterrupted)
 
 

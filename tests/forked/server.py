@@ -15,6 +15,7 @@ import json
 import os
 import pkgutil
 import resource
+import runpy
 import select
 import signal
 import socket
@@ -105,9 +106,13 @@ def stream(descriptor: int, errors: str) -> io.TextIOWrapper:
 
 
 def run(words: list[str]) -> object:
-    """Run a command, or a program after -c; return or raise what ends it."""
+    """Run a command, a program after -c or a module after -m; return or raise what ends it."""
     with contextlib.suppress(FileNotFoundError):  # the working directory was deleted
         sys.path.insert(0, os.getcwd())
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return 0
     if words[0] == "-c":
         sys.argv = ["-c", *words[2:]]
         exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})

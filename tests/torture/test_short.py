@@ -119,11 +119,11 @@ def test_calls_on_files_that_fail_lose_nothing(under_library: dict[str, Any]) ->
 
 @pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"needs a C compiler ({COMPILER})")
 def test_commands_that_may_not_read_or_allocate_say_so_and_move_nothing() -> None:
-    for name, figure in faults_reading.figures(20, 1).items():
-        assert (figure.trials, figure.shown) == (20, []), name
+    for name, figure in faults_reading.figures(12, 1).items():
+        assert (figure.trials, figure.shown) == (12, []), name
         assert (figure.details["hangs"], figure.details["crashes"]) == (0, 0)
         # The faults come about, and most of them end a command.
-        assert sum(figure.details.get(f"exit_{code}", 0) for code in (3, 4, 5, 8)) >= 10, figure.details
+        assert sum(figure.details.get(f"exit_{code}", 0) for code in (3, 4, 5, 8)) >= 6, figure.details
         assert figure.details["possible"] > 300, name
 
 
