@@ -15,7 +15,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -26,6 +25,7 @@ import torch
 from PIL import Image
 
 from splatcli.cli.commands import run as run_command
+from tests.forked import splat_command
 
 DIGESTS = Path(__file__).with_name("digests.json")
 SAMPLE = Path(__file__).parents[2] / "data" / "samples" / "courtyard"
@@ -44,7 +44,7 @@ def splat(*arguments: str, timeout: float = 900.0) -> str:
     """stdout of a command with the portable library."""
     environment = {**os.environ, "SPLATCLI_CPU_ISA": "portable"}
     done = subprocess.run(
-        [sys.executable, "-m", "splatcli", *arguments],
+        [*splat_command(), *arguments],
         env=environment,
         capture_output=True,
         text=True,
