@@ -22,6 +22,7 @@ import socket
 import sys
 import tempfile
 import threading
+import warnings
 from typing import Any, NoReturn
 
 #: Modules that read the environment or the terminal when they are loaded, are programs, or take seconds for few tests.
@@ -145,6 +146,7 @@ def main() -> NoReturn:
     listening.bind(sys.argv[1])
     listening.listen(64)
     load()
+    warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)  # threads of OpenBLAS survive one
     gc.collect()
     gc.freeze()
     print("ready", flush=True)
