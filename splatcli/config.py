@@ -478,6 +478,15 @@ class StrategyConfig(Section):
         description="Gaussians nearer to a training camera than this part of its distance to the nearest sparse point "
         "are removed at each refinement; 0 removes none.",
     )
+    # By measurement (docs/quality.md), as absgrad itself.
+    prune_weakest: float | None = Field(
+        None,
+        ge=0,
+        le=0.5,
+        description="adc, absgrad, under a cap: part of the Gaussians that is pruned, seven times while the run "
+        "densifies. They are those that contribute least to any view, and leave their place to others; none: 0.1 for "
+        "absgrad from a visual hull, else 0.",
+    )
     revised_opacity: bool = Field(
         True,
         description="adc, absgrad: clone and split preserve total opacity; INRIA and gsplat leave each half as opaque "

@@ -33,7 +33,7 @@ from scipy.spatial.transform import Rotation
 
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.progress import report, track
-from splatcli.rasterizer.rendering import render
+from splatcli.rasterizer.blend_weights import blend_weights
 from splatcli.rotation import rotation_matrices
 from splatcli.scene.camera import Camera
 
@@ -60,22 +60,14 @@ _PAIRS = 1 << 18
 
 
 def contributions(gaussians: Gaussians, cameras: Sequence[Camera]) -> Floats:
-    """Return the sum of each Gaussian's blend weights over the pixels of some of the cameras, [N].
-
-    That is the derivative of an image by the colour of a Gaussian, so that any renderer with gradients computes it.
-    """
+    """Return the sum of each Gaussian's blend weights over the pixels of some of the cameras, [N]."""
     chosen = [cameras[index * len(cameras) // VIEWS] for index in range(VIEWS)] if len(cameras) > VIEWS else cameras
     total = torch.zeros(len(gaussians), dtype=torch.float64)
-    gray = torch.zeros_like(gaussians.sh0, requires_grad=True)
-    columns = {**dict(gaussians.items()), "sh0": gray, "shN": gaussians.shN[:, :0]}
     for camera in track(chosen, "blend weights"):
         shrink = min(1.0, VIEW_SIDE / max(camera.width, camera.height))
         small = camera.resized(max(1, round(shrink * camera.width)), max(1, round(shrink * camera.height)))
-        render(Gaussians(**columns), small).image.sum().backward()  # type: ignore[no-untyped-call]
-        assert gray.grad is not None
-        total += gray.grad[:, 0].double() / SH_C0
-        gray.grad = None
-    return np.asarray(total.clamp(min=0).numpy())
+        total += blend_weights(gaussians, small).double()
+    return np.asarray(total.numpy())
 
 
 def simplify(gaussians: Gaussians, count: int, cameras: Sequence[Camera] = ()) -> Gaussians:

@@ -24,10 +24,13 @@ class DensifyStats:
 
     grad2d  [N] float32  sum of ||(W/2, H/2) * dL/d mean2d||, mean2d in pixels; with absgrad of the pixels' magnitudes
     count   [N] float32  views in which the Gaussian was visible: its support reached a block of pixels
+    weights [N] float32  largest sum of blend weights in a view, of some views as they are now; no sum over steps, made
+                         for the refinements that use it (train/densify/contribution.py), else None
     """
 
     grad2d: Tensor
     count: Tensor
+    weights: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.grad2d.dim() != 1 or self.grad2d.shape != self.count.shape:

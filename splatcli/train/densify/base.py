@@ -148,7 +148,11 @@ def as_column(mask: Tensor, like: Tensor) -> Tensor:
 
 @runtime_checkable
 class Strategy(Protocol):
-    """Decides from statistics and the step number. It has no state of its own that a checkpoint would have to hold."""
+    """Decides from statistics and the step number. It has no state of its own that a checkpoint would have to hold.
+
+    A strategy may have one more method, ``uses_weights(step) -> bool``: whether refine() after step number ``step``
+    reads ``stats.weights``, which are None without it.
+    """
 
     @property
     def absgrad(self) -> bool:

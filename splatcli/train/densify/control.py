@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,7 +10,9 @@ from torch import Tensor
 
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.filter_3d import filter_sizes, opacity_shares
+from splatcli.rasterizer.step_inputs import DensifyStats
 from splatcli.train.densify import Refinement, Strategy, apply_refinement
+from splatcli.train.densify.contribution import largest_weights
 from splatcli.train.densify.free_space import FreeSpace
 from splatcli.train.events import Capped, Event, OpacityReset, Refined
 from splatcli.train.monitor import check_count, check_refinement
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
 
 #: A count above this part of the cap has reached it: pruning always leaves a few rows free.
 FULL = 0.99
+
+
+def _never(step: int) -> bool:
+    return False
 
 
 class DensityControl:
@@ -47,6 +54,8 @@ class DensityControl:
         if state.shard is not None:
             assert self._group is not None
             gaussians, stats = gather_geometry(state, self._group)
+        if getattr(strategy, "uses_weights", _never)(step):
+            stats = self._with_weights(state, gaussians, stats, step)
         refinement = strategy.refine(step, gaussians, stats, generator)
         if refinement is None:
             return []
@@ -80,6 +89,22 @@ class DensityControl:
         if refinement.opacity_ceiling is not None:
             events.append(OpacityReset(step))
         return events
+
+    def _with_weights(self, state: TrainState, gaussians: Gaussians, stats: DensifyStats, step: int) -> DensifyStats:
+        """Return ``stats`` with the blend weights of all rows of a run, ``gaussians``."""
+        sizes = state.filter_3d
+        if sizes is not None and state.shard is not None:
+            assert self._group is not None
+            sizes = self._group.all_gather_rows(sizes)
+        weights = largest_weights(
+            gaussians,
+            state.training_cameras(),
+            step // state.config.schedule.refine_every,
+            antialiased=state.config.train.antialiased,
+            filter_3d=sizes,
+            group=self._group,
+        )
+        return replace(stats, weights=weights)
 
     def _clear_of_cameras(self, refinement: Refinement, gaussians: Gaussians, state: TrainState) -> Refinement:
         """Return ``refinement`` of ``gaussians`` without the rows that lie in the space around the cameras."""

@@ -21,7 +21,7 @@ import math
 import torch
 from torch import Tensor
 
-from splatcli.config import Config, Schedule, StrategyConfig
+from splatcli.config import HULL, Config, Schedule, StrategyConfig
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.reproducible import exp, expm1, log, logit_of, normal, rotate, softplus
@@ -83,6 +83,11 @@ RESET_OPACITY = 0.01
 MAX_RESET_OPACITY = 0.5
 
 
+#: Refinements of a run that prune the weakest, and the part of the Gaussians that each prunes by default in runs that
+#: start on a visual hull: all views show the whole object there (docs/quality.md).
+WEAK_PRUNINGS, WEAKEST = 7, 0.1
+
+
 class AdcStrategy:
     """ADC; see Strategy for the interface.
 
@@ -90,21 +95,33 @@ class AdcStrategy:
         ``reset_every`` before the end, so that no run ends in the dip after a reset.
     extent: world units.
     cap: of the Gaussians.
+    prune_weakest: part of the Gaussians that each of WEAK_PRUNINGS refinements prunes for others, under a cap.
     """
 
     def __init__(
-        self, config: StrategyConfig, schedule: Schedule, iterations: int, extent: float, cap: int | None = None
+        self,
+        config: StrategyConfig,
+        schedule: Schedule,
+        iterations: int,
+        extent: float,
+        cap: int | None = None,
+        prune_weakest: float = 0.0,
     ) -> None:
         self.config = config
         self.cap = cap
         self.schedule = schedule
         self.iterations = iterations
         self.extent = extent
+        self.prune_weakest = prune_weakest
 
     @classmethod
     def of(cls, config: Config, extent: float) -> AdcStrategy:
         """Return the strategy for a run's settings."""
-        return cls(config.strategy, config.schedule, config.train.iterations, extent, config.max_gaussians())
+        weakest = config.strategy.prune_weakest
+        if weakest is None:
+            weakest = WEAKEST if config.strategy.name == "absgrad" and config.model.init == HULL else 0.0
+        cap = config.max_gaussians()
+        return cls(config.strategy, config.schedule, config.train.iterations, extent, cap, weakest)
 
     @property
     def absgrad(self) -> bool:
@@ -134,6 +151,15 @@ class AdcStrategy:
         """Return whether Gaussians are added and pruned after ``step``."""
         return self._in_window(step) and step % self.schedule.refine_every == 0
 
+    def uses_weights(self, step: int) -> bool:
+        """Return whether the refinement after ``step`` prunes the weakest: WEAK_PRUNINGS of all, evenly spread."""
+        if self.cap is None or self.prune_weakest == 0.0 or not self.densifies(step):
+            return False
+        every, first = self.schedule.refine_every, self.schedule.refine_start // self.schedule.refine_every
+        total = (min(self.schedule.refine_stop, self.iterations) - 1) // every - first
+        number = step // every - first
+        return number * WEAK_PRUNINGS // total > (number - 1) * WEAK_PRUNINGS // total
+
     def resets_opacity(self, step: int) -> bool:
         """Return whether opacities are reset after ``step``."""
         every = self.schedule.reset_every
@@ -160,9 +186,12 @@ class AdcStrategy:
         fits, children_fit = largest <= huge, largest_child <= huge
 
         # A candidate that is pruned anyway, with its children, does not count against the cap.
+        grows = grad > self.config.grow_threshold
+        if stats.weights is not None:
+            solid = solid & ~self._weakest(solid & fits, grows, stats.weights, step)
         kept = solid & fits
         becomes = torch.where(large, 2 * (solid & children_fit).long(), 2 * kept.long())
-        grow = (grad > self.config.grow_threshold) & (becomes > 0)
+        grow = grows & (becomes > 0)
         if self.cap is not None:
             grow = self._within_cap(grow, grad, becomes - kept.long(), self._room(step, int(kept.sum())))
 
@@ -194,6 +223,18 @@ class AdcStrategy:
             split=len(split),
             pruned=len(gaussians) - len(stay) - len(split),
         )
+
+    def _weakest(self, kept: Tensor, grows: Tensor, weights: Tensor, step: int) -> Tensor:
+        """Return [N] bool, the rows of ``kept`` that contribute least to any view and leave their place to others.
+
+        weights: [N], of DensifyStats. A part ``prune_weakest`` of the rows with a weight is chosen, and no more than
+        there are rows that would grow if there was room.
+        """
+        weighed = (kept & (weights > 0.0)).nonzero().squeeze(1)
+        waiting = int((grows & kept).sum()) - max(0, self._room(step, int(kept.sum())))
+        chosen = min(int(self.prune_weakest * len(weighed)), max(0, waiting))
+        weakest = weighed[torch.sort(weights[weighed], stable=True).indices[:chosen]]
+        return torch.zeros_like(kept).index_fill_(0, weakest, True)
 
     def _room(self, step: int, count: int) -> int:
         """Return how many rows may be added after ``step`` to the ``count`` that stay.
