@@ -230,7 +230,8 @@ def measure(cell: Cell, folder: Path, *, keep: bool, sheet: bool) -> tuple[Recor
         round(seconds, 2),
         round(usage.ru_utime + usage.ru_stime, 2),
         round(usage.ru_maxrss / (1024.0 if sys.platform != "darwin" else 1024.0**2), 1),
-        *[*(figures[name] for name in _FIGURES), _scene_id(cell)],
+        **{name: figures[name] for name in _FIGURES},
+        scene_id=_scene_id(cell),
     )
     if sheet:
         _draw_sheet(run, picture, log)

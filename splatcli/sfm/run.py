@@ -95,7 +95,7 @@ def run_sfm(
             return SfmResult(folder, known, True)
         _check_place(folder, footage, key, overwrite=overwrite)
         shutil.rmtree(made / "work")
-        for name in (_KEY, _LOCK):
+        for name in (_KEY, LOCK):
             (made / name).unlink()
         (made / REPORT).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         sync(made / REPORT)
@@ -251,9 +251,8 @@ def _check_place(folder: Path, footage: SfmInput, key: dict[str, Any], *, overwr
         )
 
 
-#: In a folder that is being worked in: what its features were made from; and the file that is locked meanwhile, with
-#: the name of the machine.
-_KEY, _LOCK = "key.json", LOCK
+#: In a folder that is being worked in: what its features were made from. Its LOCK holds the name of the machine.
+_KEY = "key.json"
 
 
 @contextlib.contextmanager
@@ -332,7 +331,7 @@ def _lock(made: Path, stack: contextlib.ExitStack, owner: int | None = None) -> 
     the folder has no lock file; of another machine nobody knows whether it has ended, and it counts as working.
     """
     try:
-        file = stack.enter_context((made / _LOCK).open("w" if owner is None else "r+", encoding="utf-8"))
+        file = stack.enter_context((made / LOCK).open("w" if owner is None else "r+", encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return owner is not None and not other_process_lives(owner)
     except PermissionError:
