@@ -237,14 +237,14 @@ def test_the_work_of_another_machine_is_left_alone(images: Path, tmp_path: Path,
     folders = [tmp_path / f"photos-sfm.tmp.{beyond_the_last_pid}.{number:08x}" for number in range(3)]
     for folder, machine in zip(folders, ("here", "elsewhere", "here"), strict=True):
         folder.mkdir()
-        (folder / run._LOCK).write_text(machine)
+        (folder / run.LOCK).write_text(machine)
     monkeypatch.setattr("platform.node", lambda: "here")
-    with (folders[0] / run._LOCK).open() as held:
+    with (folders[0] / run.LOCK).open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         find_cameras_of(images, beside=tmp_path)
         assert [folder.exists() for folder in folders] == [True, False, False]
     folders[1].mkdir()
-    (folders[1] / run._LOCK).write_text("elsewhere")
+    (folders[1] / run.LOCK).write_text("elsewhere")
 
     def unsupported(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
