@@ -1,7 +1,7 @@
 """Autograd on simulated GPUs: gsplat's calls and steps with a loss of the caller's, on cuda:1 and beside the CPU.
 
 torch starts a thread for each device when a process calls backward() first, and asks once for its accelerators. So this
-runs in a process of its own (tests/e2e/test_simulated_gpus.py), which installs device_guard.cpp before it imports torch.
+runs in a process of its own by tests/e2e/test_simulated_gpus.py, and installs device_guard.cpp before it imports torch.
 """
 
 from __future__ import annotations
