@@ -24,7 +24,6 @@ def blend_weights(
     fixed = {name: column.detach() for name, column in gaussians.items()}
     fixed["shN"] = fixed["means"].new_zeros(len(gaussians), 0, 3)  # the other ones may lie elsewhere (offload)
     colors = fixed["means"].new_zeros(len(gaussians), 1, requires_grad=True)
-    with torch.enable_grad():
+    with torch.enable_grad():  # for the reference renderer; kernels need no graph
         view = ViewRender(Gaussians(**fixed), camera, antialiased=antialiased, filter_3d=filter_3d, colors=colors)
-        (weights,) = torch.autograd.grad(view.blend().image.sum(), colors)
-    return weights[:, 0].clamp(min=0.0)
+    return view.blend_weights().clamp(min=0.0)

@@ -230,6 +230,22 @@ class ViewRender:
         )
         return Render(image, alpha, depth)
 
+    def blend_weights(self) -> Tensor:
+        """Return [N] the sum of each Gaussian's blend weights over the pixels, for ``colors`` of one channel."""
+        assert self.colors is not None
+        assert self.colors.shape[1] == 1
+        if self._plain is not None:
+            (weights,) = torch.autograd.grad(self._plain.image.sum(), self.colors)
+            return weights[:, 0]
+        frame, view, weights = self.frame, self.view, torch.zeros_like(self.colors)
+        frame.bin(view, self.arrays, with_grads=True)
+        image = self.background.new_empty(view.height, view.width, 1)
+        alpha, depth = torch.empty_like(image[..., 0]), torch.empty_like(image[..., 0])
+        frame.blend(view, self.background, image, alpha, depth)
+        images, gradients = frame.images(view, image, alpha, depth), torch.ones_like(image)
+        frame.blend_vjp(view, self.background, images, frame.images(view, gradients, None, None), None, weights, False)
+        return weights[:, 0]
+
     def _empty(self) -> Projected:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(self.count, *shape, device=self.background.device, dtype=self.background.dtype)

@@ -55,7 +55,7 @@ SHORT = (
 #: Options with a path of their own through the Python side of a step, and the waits that they have in it: most times by
 #: function, in both parts of a run. A table that is copied to the device is kept there.
 RUNS: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
-    "absgrad, sky": (("--set", "model.sky_points=500"), {}),
+    "absgrad, sky": (("--set", "model.sky_points=500", "--set", "strategy.prune_weakest=0.1"), {}),
     "adc, alpha term, dropout": (
         ("--strategy", "adc", "--set", "train.alpha_lambda=0.5", "--set", "train.dropout=0.3"),
         {},
@@ -66,7 +66,7 @@ RUNS: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
     "bilateral grid": (("--bilateral-grid", "--test-every", "3"), {"_collect": 4, "_made_cut": 4, "_constant": 1}),
     # Every step waits for the one before it, whose gradients are of the same camera.
     "ppisp": (("--ppisp",), {"_collect": STEPS, "_from_centre": 2, "_constant": 5}),
-    "filters": (("--filter-3d", "--set", "train.dropout=0.3"), {}),
+    "filters": (("--filter-3d", "--set", "train.dropout=0.3", "--set", "strategy.prune_weakest=0.1"), {}),
     "reduced, masks": (("--masks", "masks", "--depth-loss", "--set", "schedule.resolution_schedule=6"), {}),
     "offload": (("--offload", "--strategy", "mcmc"), {}),
     # Steps on several views are done on return: each view's counts, losses and gradients are read.
@@ -81,8 +81,8 @@ FIRST = {"max_isects": 2, "_update": 2}
 #: Numbers and sizes that a refinement may read, with MCMC and else, and what it may copy to the device: draws, binomial
 #: coefficients, the size of the grid around the cameras.
 READS, COPIES = {True: 8, False: 7}, 3
-#: What comes on top: tables that stay on the device, and the sizes of the 3D filter.
-BESIDE = {"_decays", "decayed", "of", "filter_sizes"}
+#: What comes on top: tables that stay on the device, the sizes of the 3D filter, and the choice of the weakest.
+BESIDE = {"_decays", "decayed", "of", "filter_sizes", "_weakest"}
 
 #: Functions of the trainer that may wait: refinement, what is saved and scored, and the steps in flight before it.
 PAUSES = {"refine", "update_filter_3d", "_save", "_finish", "_evaluate", "_probe", "_drain"}
@@ -159,6 +159,8 @@ def check(gpus: Gpus, device: str, options: tuple[str, ...], allowed: dict[str, 
     refining = [wait for wait in gpus.waits if any(line.endswith(" refine") for line in wait.stack)]
     refinements = sum(wait.stack[0].endswith(" _lagging") for wait in refining)
     assert refinements == 3, "at steps 5, 10 and 15, which begin with shN"
+    # Renders for the blend weights wait for their counts.
+    refining = [wait for wait in refining if not any(line.endswith(" largest_weights") for line in wait.stack)]
     kinds = Counter(wait.kind for wait in refining if not {line.split()[-1] for line in wait.stack[:2]} & BESIDE)
     assert kinds["read"] <= READS["mcmc" in options] * refinements, [str(wait) for wait in refining]
     if "--offload" not in options:  # which moves rows between both memories

@@ -12,6 +12,8 @@ from torch.testing import assert_close
 
 from splatcli.config import Schedule, StrategyConfig, build_config
 from splatcli.gaussians import Gaussians
+from splatcli.native.backend import Backend
+from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer.blend_weights import blend_weights
 from splatcli.rasterizer.reference import render_reference
 from splatcli.rasterizer.step_inputs import DensifyStats
@@ -40,6 +42,17 @@ def test_a_weight_is_what_a_colour_adds_to_the_image(antialiased: bool) -> None:
     each = [brightness(row[:, None]) for row in torch.eye(12, dtype=torch.float64)]
     assert_close(found, torch.stack(each), rtol=1e-9, atol=1e-12)
     assert found.max() > 1.0
+
+
+def test_without_a_compiler_the_reference_finds_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    gaussians, camera = random_scene(3, 12, dtype=torch.float64)
+    expected = blend_weights(gaussians, camera)
+
+    def no_backend(device: torch.device, dtype: torch.dtype) -> Backend:
+        raise NoCompilerError("no compiler")
+
+    monkeypatch.setattr("splatcli.rasterizer.rendering.backend_for", no_backend)
+    assert_close(blend_weights(gaussians, camera), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_the_largest_weight_of_any_view_counts() -> None:
