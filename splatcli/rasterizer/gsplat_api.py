@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -167,6 +167,7 @@ def rasterization(
             raise TypeError(f"{name} is a {type(given).__name__}, not a torch.Tensor")
         if given.is_meta:
             raise TypeError(f"{name} is on meta, where tensors have no numbers")
+    _check_kinds(arguments)
     group = group or world
     if group is not None and not distributed:
         raise UsageError(
@@ -617,6 +618,18 @@ class _Means2d(torch.autograd.Function):
             at = torch.where(visible[..., None], focal * seen[..., :2] / z[..., None], 0.0)
             v_means, v_viewmats = torch.autograd.grad(at, leaves, rest)
         return None, None, v_means, None, None, v_viewmats.to(viewmats.dtype)
+
+
+def _check_kinds(arguments: Mapping[str, Any]) -> None:
+    """Raise TypeError for the first argument that should be a number and is none."""
+    for name in ("width", "height", "sh_degree"):
+        value = arguments[name]
+        if not hasattr(value, "__index__") and not (name == "sh_degree" and value is None):
+            raise TypeError(f"{name} is {value!r}, not an integer")
+    for name in ("near_plane", "far_plane"):
+        value = arguments[name]
+        if not hasattr(value, "__float__"):
+            raise TypeError(f"{name} is {value!r}, not a number")
 
 
 def _check(

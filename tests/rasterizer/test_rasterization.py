@@ -245,6 +245,22 @@ def test_a_shape_that_does_not_fit_is_named(scene: tuple[Gaussians, Camera], nam
         rasterization(**arguments, sh_degree=2)
 
 
+def test_what_is_no_number_is_named(scene: tuple[Gaussians, Camera]) -> None:
+    arguments: dict[str, Any] = {**activated(scene[0]), **seen_by(scene[1])}
+    wrong = {"width": "64", "height": 64.5, "sh_degree": "3", "near_plane": None, "far_plane": "9"}
+    for name, value in wrong.items():
+        kind = "integer" if name in ("width", "height", "sh_degree") else "number"
+        with pytest.raises(TypeError, match=f"{name} is {value!r}, not an? {kind}"):
+            rasterization(**{**arguments, name: value})
+    numbers = {
+        "width": np.int64(arguments["width"]),
+        "sh_degree": np.int32(2),
+        "near_plane": np.float32(0.01),
+        "far_plane": torch.tensor(1e5),
+    }
+    rasterization(**{**arguments, **numbers})
+
+
 def test_what_is_no_tensor_with_numbers_is_named(scene: tuple[Gaussians, Camera]) -> None:
     arguments: dict[str, Any] = {**activated(scene[0]), **seen_by(scene[1])}
     for name in ("means", "quats", "scales", "opacities", "colors", "viewmats", "Ks"):
