@@ -33,7 +33,7 @@ from scipy.spatial.transform import Rotation
 
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.progress import report, track
-from splatcli.rasterizer.blend_weights import blend_weights
+from splatcli.rasterizer.rendering import blend_weights
 from splatcli.rotation import rotation_matrices
 from splatcli.scene.camera import Camera
 

@@ -111,6 +111,22 @@ def render(
     ).blend()
 
 
+def blend_weights(
+    gaussians: Gaussians, camera: Camera, *, antialiased: bool = False, filter_3d: Tensor | None = None
+) -> Tensor:
+    """Return [N], the sum of each Gaussian's blend weights over the pixels of a view; 0 where it does not show.
+
+    The weight in a pixel is alpha times the transmittance before it (docs/math.md 6 and 12). Colours are not read.
+    antialiased, filter_3d: as of render(). Raises as render() does.
+    """
+    fixed = {name: column.detach() for name, column in gaussians.items()}
+    fixed["shN"] = fixed["means"].new_zeros(len(gaussians), 0, 3)  # the other ones may lie elsewhere (offload)
+    colors = fixed["means"].new_zeros(len(gaussians), 1, requires_grad=True)
+    with torch.enable_grad():  # for the reference renderer; kernels need no graph
+        view = ViewRender(Gaussians(**fixed), camera, antialiased=antialiased, filter_3d=filter_3d, colors=colors)
+    return view.blend_weights().clamp(min=0.0)
+
+
 class ViewRender:
     """render() in two parts, for programs that use the projected Gaussians in between.
 

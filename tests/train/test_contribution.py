@@ -14,8 +14,8 @@ from splatcli.config import Schedule, StrategyConfig, build_config
 from splatcli.gaussians import Gaussians
 from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
-from splatcli.rasterizer.blend_weights import blend_weights
 from splatcli.rasterizer.reference import render_reference
+from splatcli.rasterizer.rendering import blend_weights
 from splatcli.rasterizer.step_inputs import DensifyStats
 from splatcli.train.densify import AdcStrategy, Refinement
 from splatcli.train.densify.contribution import VIEWS, largest_weights, views_of

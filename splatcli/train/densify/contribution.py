@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from splatcli.gaussians import Gaussians
-from splatcli.rasterizer.blend_weights import blend_weights
+from splatcli.rasterizer.rendering import blend_weights
 from splatcli.scene.camera import Camera
 
 if TYPE_CHECKING:
