@@ -12,7 +12,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from splatcli import Model
+from splatcli.cli.commands import run
 from splatcli.config import Config, DataConfig, build_config
+from splatcli.gaussians import Gaussians
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
 from splatcli.train.init import initial_gaussians, resolve_init
@@ -222,3 +225,21 @@ def test_masks_that_cut_make_silhouettes(tmp_path: Path) -> None:
     assert abs(float(np.median(np.linalg.norm(found[0], axis=1))) - RADIUS) < 0.05 * RADIUS
     assert found[1].min() >= 0.0
     assert found[1][:, 1].max() < 0.1  # red or blue, without the grey around
+
+
+def test_a_command_from_a_hull_replaces_what_contributes_least(tmp_path: Path) -> None:
+    folder = tmp_path / "ball"
+    ball_folder(folder)
+    options = ["-n", "40", "--cap-max", "400", "-q", "--sh-degree", "0", "--set", "strategy.grow_grad2d=1e-9"]
+    for setting in ("schedule.refine_start=4", "schedule.refine_every=5", "schedule.refine_stop=36"):
+        options += ["--set", setting]
+
+    def trained(name: str, *more: str) -> Gaussians:
+        assert run(["train", str(folder), "-o", str(tmp_path / name), *options, *more]) == 0
+        return Model.load(tmp_path / name).gaussians
+
+    default = trained("default")
+    same, none = (trained(part, "--set", f"strategy.prune_weakest={part}") for part in ("0.1", "0"))
+    assert 300 < len(default) <= 400
+    assert torch.equal(default.means, same.means)
+    assert default.means.shape != none.means.shape or not torch.equal(default.means, none.means)
