@@ -289,6 +289,13 @@ class OptimConfig(Section):
     means_lr_final: float = Field(
         1.6e-6, gt=0, description="Learning rate of the means after `schedule.lr_steps` steps, where it stays."
     )
+    means_size_power: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Power of a Gaussian's size, relative to the others', by which the learning rate of its mean "
+        "grows; 0: one rate for all. By default 0.5, and 0 where views are far apart or the run makes its own points.",
+    )
     log_scales_lr: float = Field(
         5e-3,
         gt=0,
@@ -864,13 +871,19 @@ def with_settings(config: Config, values: dict[str, Any]) -> Config:
 
 
 def resolve(
-    config: Config, *, auto_cap: int | None = None, memory_cap: int | None = None, dropout: float | None = None
+    config: Config,
+    *,
+    auto_cap: int | None = None,
+    memory_cap: int | None = None,
+    dropout: float | None = None,
+    means_size_power: float | None = None,
 ) -> Config:
     """Return the final settings of a run that begins.
 
     auto_cap: the number that replaces ``strategy.cap_max = "auto"``, by the scene's images.
     memory_cap: the number of Gaussians for which the memory suffices.
     dropout: the rate that replaces ``train.dropout = None``, by the scene's views.
+    means_size_power: replaces ``optim.means_size_power = None``, likewise.
     """
     values: dict[str, Any] = {}
     if config.strategy.cap_max == "auto" and auto_cap is not None:
@@ -879,11 +892,17 @@ def resolve(
         values["memory.cap"] = memory_cap
     if config.train.dropout is None and dropout is not None:
         values["train.dropout"] = dropout
+    if config.optim.means_size_power is None and means_size_power is not None:
+        values["optim.means_size_power"] = means_size_power
     return with_settings(config, values)
 
 
 #: Settings that runs of earlier versions lack, with the values that they had in effect.
-_LATER: dict[str, dict[str, Any]] = {"train": {"alpha_lambda": 0.0}, "data": {"near_share": 0.0}}
+_LATER: dict[str, dict[str, Any]] = {
+    "train": {"alpha_lambda": 0.0},
+    "data": {"near_share": 0.0},
+    "optim": {"means_size_power": 0.0},
+}
 
 
 def parse_config(data: Any) -> Config:

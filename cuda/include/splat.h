@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define SPLAT_ABI_VERSION 13
+#define SPLAT_ABI_VERSION 14
 #define SPLAT_CHUNK 256      /* Gaussians a work unit; arrays over visible Gaussians have N rounded up to it */
 #define SPLAT_TILE 16        /* pixels a side */
 #define SPLAT_PROJECTED 16   /* reals of a projected Gaussian */
@@ -160,6 +160,9 @@ typedef struct SplatAdam {
    * and are in no SplatProjectGrad.gradients. docs/math.md 8.2 */
   double opacity_reg, scale_reg;
   int64_t total;      /* Gaussians of these means, where other processes hold some of them; 0: those of the call */
+  /* The rate of a mean grows with its Gaussian's size to this power, relative to exp(log_size); 0: one rate for all.
+   * docs/math.md 8.7 */
+  double size_power, log_size;
 } SplatAdam;
 
 /* Exploration noise on the means, docs/math.md 9. Every backend draws the same numbers: a function of seed, step and

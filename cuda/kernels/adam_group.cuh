@@ -12,16 +12,17 @@ struct AdamGroup {
   AdamStep<float> step;
 };
 
-SPLAT_DEVICE void adam_at(const AdamGroup& group, int64_t i, float grad) {
+SPLAT_DEVICE void adam_at(const AdamGroup& group, int64_t i, float step_size, float grad) {
   float p = group.param[i], m = group.exp_avg[i], v = group.exp_avg_sq[i];
-  adam_update(group.step, grad, p, m, v);
+  adam_update(group.step, step_size, grad, p, m, v);
   group.param[i] = p, group.exp_avg[i] = m, group.exp_avg_sq[i] = v;
 }
 
 // Steps of several numbers by one thread: all are loaded before the first one is needed. at(k) is the place of the k-th
-// in the group's arrays; those without in_use(k) stay.
-template <int COUNT, class At, class InUse, class Grad>
-SPLAT_DEVICE void adam_several(const AdamGroup& group, const AdamStep<float>& step, At at, InUse in_use, Grad grad) {
+// in the group's arrays, step_size(k) its own; those without in_use(k) stay.
+template <int COUNT, class At, class InUse, class StepSize, class Grad>
+SPLAT_DEVICE void adam_several(const AdamGroup& group, const AdamStep<float>& step, At at, InUse in_use,
+                               StepSize step_size, Grad grad) {
   float p[COUNT], m[COUNT], v[COUNT];
 #pragma unroll
   for (int k = 0; k < COUNT; ++k)
@@ -29,7 +30,7 @@ SPLAT_DEVICE void adam_several(const AdamGroup& group, const AdamStep<float>& st
 #pragma unroll
   for (int k = 0; k < COUNT; ++k) {
     if (!in_use(k)) continue;
-    adam_update(step, grad(k), p[k], m[k], v[k]);
+    adam_update(step, step_size(k), grad(k), p[k], m[k], v[k]);
     group.param[at(k)] = p[k], group.exp_avg[at(k)] = m[k], group.exp_avg_sq[at(k)] = v[k];
   }
 }

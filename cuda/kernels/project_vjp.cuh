@@ -25,6 +25,7 @@ struct ProjectVjpJob {
   const int64_t* counters;
   bool with_adam;
   AdamGroup adam[kGroups];
+  MeansRate<float> means_rate;
   int32_t* sh_last_step;        // null: Adam steps shN of invisible Gaussians too
   int32_t step;
   float* gradients[kGroups];  // null where they are not requested
@@ -182,8 +183,10 @@ SPLAT_DEVICE void colours_vjp(const ProjectVjpJob& job, int64_t i, const float* 
 }
 
 // A gradient is written, or used, or both. All threads of the block over the chunk's contiguous numbers of one group.
+// rates: factors of the rates of the chunk's means, which are there with a power of means_rate.
 template <int GROUP>
-SPLAT_DEVICE void finish_shape(const ProjectVjpJob& job, int64_t base, int count, const float* shapes) {
+SPLAT_DEVICE void finish_shape(const ProjectVjpJob& job, int64_t base, int count, const float* shapes,
+                               const float* rates) {
   constexpr int kWidth = shape_width(GROUP);
   const int64_t first = base * kWidth + threadIdx.x;
   const float* grads = shapes + shape_offset(GROUP) + threadIdx.x;
@@ -198,7 +201,12 @@ SPLAT_DEVICE void finish_shape(const ProjectVjpJob& job, int64_t base, int count
   if (GROUP != 2) step.scale_reg = 0.0f;
   if (GROUP != 3) step.opacity_reg = 0.0f;
   const auto at = [=](int k) { return first + k * SPLAT_CHUNK; };
-  adam_several<kWidth>(job.adam[GROUP], step, at, in_use, [=](int k) { return grads[k * SPLAT_CHUNK]; });
+  const bool sized = GROUP == 0 && job.means_rate.power > 0.0f;
+  const unsigned thread = threadIdx.x;
+  const auto step_size = [=](int k) {
+    return sized ? step.step_size * rates[(thread + k * SPLAT_CHUNK) / kWidth] : step.step_size;
+  };
+  adam_several<kWidth>(job.adam[GROUP], step, at, in_use, step_size, [=](int k) { return grads[k * SPLAT_CHUNK]; });
 }
 
 // How a warp goes over shN in use: the numbers of several Gaussians at a time, 32 in a round, the same ones of each for
@@ -243,7 +251,7 @@ SPLAT_DEVICE void adam_shN(const ProjectVjpJob& job, int64_t base, int count, co
     const auto grad = [&](int k) {
       return bases[local[k] * ShN<DEGREE>::kRoom + element[k] / 3] * colours[3 * local[k] + element[k] % 3];
     };
-    adam_several<kRounds>(group, step, at, in_use, grad);
+    adam_several<kRounds>(group, step, at, in_use, [&](int) { return step.step_size; }, grad);
   }
 }
 
@@ -283,6 +291,7 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
   SPLAT_SHARED(float, shapes, SPLAT_CHUNK * kShapeNumbers);
   SPLAT_SHARED(float, bases, SPLAT_CHUNK * kRoom);
   SPLAT_SHARED(float, colours, SPLAT_CHUNK * 3);
+  SPLAT_SHARED(float, rates, SPLAT_CHUNK);
   SPLAT_SHARED(uint8_t, listed_locals, SPLAT_CHUNK);
   const bool lazy = job.sh_last_step != nullptr;
   const int64_t chunk = blockIdx.x, base = chunk * SPLAT_CHUNK, slot = base + threadIdx.x;
@@ -341,14 +350,16 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
     for (int k = 0; k < ShN<DEGREE>::kCount; ++k) bases[local * kRoom + k] = basis[k];
     if (!job.with_abs) add_statistics(job, i, v_mean2d);
   }
+  if (job.with_adam && job.means_rate.power > 0.0f && slot < job.gaussians.n)
+    rates[threadIdx.x] = means_rate(job.means_rate, job.gaussians.log_scales + 3 * slot);
   __syncthreads();  // parameters have been read by all before any is changed
   const int64_t left = job.gaussians.n - base;
   const int count = left < SPLAT_CHUNK ? int(left) : SPLAT_CHUNK;
-  finish_shape<0>(job, base, count, shapes);
-  finish_shape<1>(job, base, count, shapes);
-  finish_shape<2>(job, base, count, shapes);
-  finish_shape<3>(job, base, count, shapes);
-  finish_shape<4>(job, base, count, shapes);
+  finish_shape<0>(job, base, count, shapes, rates);
+  finish_shape<1>(job, base, count, shapes, rates);
+  finish_shape<2>(job, base, count, shapes, rates);
+  finish_shape<3>(job, base, count, shapes, rates);
+  finish_shape<4>(job, base, count, shapes, rates);
   const int stepped = lazy ? int(job.chunk_counts[2 * chunk]) : count;
   const uint8_t* const locals = lazy ? listed_locals : nullptr;
   if (job.gradients[kGroups - 1] != nullptr) store_shN<DEGREE>(job, base, stepped, locals, bases, colours);

@@ -40,14 +40,33 @@ SPLAT_HD T scale_reg_vjp(T weight, T log_scale) {
   return v_log_scale;
 }
 
+// step_size: that of the number, which is the group's or a multiple of it.
 template <class T, class S>
-SPLAT_HD void adam_update(const AdamStep<S>& s, T grad, T& param, T& exp_avg, T& exp_avg_sq) {
+SPLAT_HD void adam_update(const AdamStep<S>& s, T step_size, T grad, T& param, T& exp_avg, T& exp_avg_sq) {
   if (s.opacity_reg != S(0)) grad = grad + opacity_reg_vjp(T(s.opacity_reg), param);
   if (s.scale_reg != S(0)) grad = grad + scale_reg_vjp(T(s.scale_reg), param);
   exp_avg = exp_avg * T(s.beta1) + grad * T(s.one_minus_beta1);
   exp_avg_sq = exp_avg_sq * T(s.beta2) + grad * grad * T(s.one_minus_beta2);
   const T denominator = rough_sqrt_(exp_avg_sq) * T(s.inv_sqrt_correction) + T(s.eps);
-  param = param - rough_quotient_(T(s.step_size) * exp_avg, denominator);
+  param = param - rough_quotient_(step_size * exp_avg, denominator);
+}
+template <class T, class S>
+SPLAT_HD void adam_update(const AdamStep<S>& s, T grad, T& param, T& exp_avg, T& exp_avg_sq) {
+  adam_update(s, T(s.step_size), grad, param, exp_avg, exp_avg_sq);
+}
+
+// 8.7  Factor of the rate of a mean: its Gaussian's size over a typical one, to a power; a tenth to ten times.
+template <class T>
+struct MeansRate {
+  T power, log_size;  // power 0: one rate for all
+};
+constexpr double kLogRateLimit = 2.302585092994046;
+
+template <class T, class S>
+SPLAT_HD T means_rate(const MeansRate<S>& s, const T* log_scale) {
+  const T a = log_scale[0], b = log_scale[1], c = log_scale[2];
+  const T second = max_(min_(a, b), min_(max_(a, b), c));  // of the three
+  return exp_(clamp_(T(s.power) * (second - T(s.log_size)), T(-kLogRateLimit), T(kLogRateLimit)));
 }
 
 // The effect on one number of all the steps that it missed, at once: docs/math.md 8.1

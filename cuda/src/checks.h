@@ -79,6 +79,8 @@ const char* fault(const SplatLoss* loss) {
 const char* fault(const SplatAdam* adam) {
   if (!sized(adam)) return "SplatAdam has another size than in this library's splat.h";
   if (adam->step < 1) return "Adam steps are counted from 1";
+  if (!(adam->size_power >= 0.0) || !(adam->log_size - adam->log_size == 0.0))
+    return "size_power is negative, or log_size not finite";
   if (adam->sh_last_step != nullptr && (adam->decay_table == nullptr || adam->decay_rows < 1))
     return "decay_table is missing";
   const char* f = fault(&adam->exp_avg);

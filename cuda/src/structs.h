@@ -19,7 +19,7 @@ inline int64_t band_tiles(const SplatView& v) {
 }
 
 // Groups in the order of SplatGaussians, as arrays: pointer of a group, numbers a Gaussian.
-constexpr int kGroups = 6, kLogScales = 2, kLogitOpacities = 3, kShN = 5;
+constexpr int kGroups = 6, kMeans = 0, kLogScales = 2, kLogitOpacities = 3, kShN = 5;
 inline void* group_of(const SplatGaussians& g, int group) {
   void* const pointers[kGroups] = {g.means, g.quats, g.log_scales, g.logit_opacities, g.sh0, g.shN};
   return pointers[group];
@@ -36,6 +36,11 @@ inline AdamStep<Real> step_of_group(const SplatGaussians& params, const SplatAda
   if (group == kLogScales) step.scale_reg = Real(adam.scale_reg / (3.0 * count));
   if (group == kLogitOpacities) step.opacity_reg = Real(adam.opacity_reg / count);
   return step;
+}
+
+template <class Real>
+inline MeansRate<Real> means_rate_of(const SplatAdam& adam) {
+  return {Real(adam.size_power), Real(adam.log_size)};
 }
 
 }  // namespace splat

@@ -41,6 +41,7 @@ NAMES = (
     "stop and save requests",
     "a check on all ranks",
     "a maximum",
+    "sizes of the Gaussians",
     "a barrier",
     "an exchange",
     "a view",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-ABI_VERSION = 13
+ABI_VERSION = 14
 CHUNK = 256
 TILE = 16
 PROJECTED = 16
@@ -150,6 +150,8 @@ class Adam(_Sized):
         ("opacity_reg", c.c_double),
         ("scale_reg", c.c_double),
         ("total", c.c_int64),
+        ("size_power", c.c_double),
+        ("log_size", c.c_double),
     ]
 
 

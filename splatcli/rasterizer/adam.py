@@ -28,6 +28,8 @@ class AdamState:
         not reach, and apply all missed steps at once when one does (docs/math.md section 8.1). ``flushed`` gives
         current values.
     storage: where shN and its moments lie.
+    size_power: power of a Gaussian's size by which the learning rate of its mean grows; 0: all have one rate. The size
+        is the second-longest standard deviation, relative to exp(log_size) (docs/math.md 8.7).
     """
 
     exp_avg: Gaussians
@@ -38,6 +40,8 @@ class AdamState:
     eps: float
     sh_last_step: Tensor
     storage: TensorStorage = DEVICE_STORAGE
+    size_power: float = 0.0
+    log_size: float = 0.0
 
     @classmethod
     def zeros_like(
@@ -47,11 +51,13 @@ class AdamState:
         beta2: float = 0.999,
         eps: float = 1e-15,
         storage: TensorStorage = DEVICE_STORAGE,
+        size_power: float = 0.0,
+        log_size: float = 0.0,
     ) -> AdamState:
         """Return the state before the first update of ``gaussians``."""
         steps = torch.zeros(len(gaussians), dtype=torch.int32, device=gaussians.device)
         first, second = (gaussians.map(torch.zeros_like, rest=storage.zeros) for _ in range(2))
-        return cls(first, second, 0, beta1, beta2, eps, steps, storage)
+        return cls(first, second, 0, beta1, beta2, eps, steps, storage, size_power, log_size)
 
     @property
     def lazy(self) -> bool:
@@ -125,6 +131,7 @@ class AdamState:
         self.sh_last_step.fill_(self.step)
         correction1 = 1.0 - self.beta1**self.step
         correction2 = math.sqrt(1.0 - self.beta2**self.step)
+        factor = self.means_rate(gaussians.log_scales)
         for name, param in gaussians.items():
             grad = getattr(grads, name)
             first = getattr(self.exp_avg, name)
@@ -132,7 +139,38 @@ class AdamState:
             first.lerp_(grad, 1.0 - self.beta1)
             second.mul_(self.beta2).addcmul_(grad, grad, value=1.0 - self.beta2)
             denominator = (second.sqrt() / correction2).add_(self.eps)
-            param.addcdiv_(first, denominator, value=-lrs[name] / correction1)
+            move = first * factor if name == "means" and self.size_power > 0.0 else first
+            param.addcdiv_(move, denominator, value=-lrs[name] / correction1)
+
+    def means_rate(self, log_scales: Tensor) -> Tensor:
+        """Return [N, 1], the factors of the means' learning rate for ``log_scales`` [N, 3]; a tenth to ten times."""
+        ratio = (second_longest(log_scales) - self.log_size).exp() ** self.size_power
+        return ratio.clamp(1.0 / MOST_RATE, MOST_RATE)[:, None]
+
+
+#: The learning rate of a mean is at most this times that of a typical Gaussian, and at least that part of it.
+MOST_RATE = 10.0
+
+#: Logarithms of sizes are added up in integers, of which this many are 1: any order of the rows has the same sum.
+_SUM_UNIT = 1 << 20
+
+
+def second_longest(log_scales: Tensor) -> Tensor:
+    """Return [N], of log-scales [N, 3] that of the second-longest axis."""
+    a, b, c = log_scales.unbind(dim=1)
+    return torch.maximum(torch.minimum(a, b), torch.minimum(torch.maximum(a, b), c))
+
+
+@torch.no_grad()
+def sum_of_log_sizes(log_scales: Tensor) -> float:
+    """Return the sum over Gaussians of the logarithm of the second-longest standard deviation, for [N, 3].
+
+    Rows and parts of them in any order give the same number.
+    """
+    if len(log_scales) == 0:
+        return 0.0
+    logs = second_longest(log_scales).nan_to_num(0.0).clamp(-100.0, 100.0)
+    return float((logs.double() * _SUM_UNIT).round().long().sum()) / _SUM_UNIT
 
 
 @lru_cache(maxsize=4)

@@ -245,6 +245,8 @@ class TrainStepPipeline:
             opacity_reg=inputs.regularisation.opacity_reg,
             scale_reg=inputs.regularisation.scale_reg,
             total=0 if inputs.shard is None else inputs.shard.total,
+            size_power=adam.size_power,
+            log_size=adam.log_size,
         )
         if adam.lazy:
             if self._decay_table is None or self._decay_betas != (adam.beta1, adam.beta2):

@@ -19,12 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from splatcli.config import Config, resolve
+from splatcli.config import MADE_STARTS, Config, resolve
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
 
 #: Scenes whose views are so many degrees apart, see view_spacing(), have this rate by default.
 SPACING, RATE = 20.0, 0.2
+
+#: Power of the size in the learning rates of means (docs/math.md 8.7) where views are closer.
+MEANS_SIZE_POWER = 0.5
 
 #: Sparse points that view_spacing() looks at, and the quantile of the angles that it takes.
 _POINTS, _QUANTILE = 500, 0.8
@@ -39,14 +42,23 @@ _UINT64 = (1 << 64) - 1
 _LEVELS = 256
 
 
-def resolve_dropout(config: Config, scene: Scene) -> tuple[Config, list[str]]:
-    """Return the settings of a run on ``scene`` with a number for ``train.dropout``, and a note for the user."""
-    if config.train.dropout is not None:
+def resolve_by_spacing(config: Config, scene: Scene) -> tuple[Config, list[str]]:
+    """Return the settings of a run on ``scene`` with what follows from how far apart its views are, and notes.
+
+    That is ``train.dropout``, and ``optim.means_size_power``: where few views show a place, large Gaussians that move
+    faster fit each of them the better, and views in between the worse (docs/quality.md).
+    """
+    if config.train.dropout is not None and config.optim.means_size_power is not None:
         return config, []
     spacing = 0.0
     if scene.points is not None:
         spacing = view_spacing([scene.cameras[view] for view in scene.train], scene.points.xyz)
-    if not spacing >= SPACING:
+    far = spacing >= SPACING
+    made = config.model.init in MADE_STARTS
+    config = resolve(config, means_size_power=0.0 if far or made else MEANS_SIZE_POWER)
+    if config.train.dropout is not None:
+        return config, []
+    if not far:
         return resolve(config, dropout=0.0), []
     note = (
         f"training views are up to {spacing:.0f} degrees apart: steps leave out up to {100 * RATE:.0f} % of the "

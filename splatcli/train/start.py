@@ -16,7 +16,7 @@ from splatcli.config import Config, flat_settings, read_settings, resolve, with_
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.native.backend import ISA_VARIABLE, chosen_isa, same_rounding
-from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.adam import AdamState, sum_of_log_sizes
 from splatcli.rasterizer.filter_3d import filter_sizes
 from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage, storage_for
 from splatcli.rasterizer.step_inputs import DensifyStats, Shard
@@ -28,7 +28,7 @@ from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene, check_depths
 from splatcli.train.data_parallel import digest_of
 from splatcli.train.densify.free_space import clearances
-from splatcli.train.dropout import resolve_dropout
+from splatcli.train.dropout import resolve_by_spacing
 from splatcli.train.init import initial_gaussians, resolve_cap
 from splatcli.train.memory_plan import plan_memory
 from splatcli.train.per_view_params import PerViewParams
@@ -290,6 +290,7 @@ def new_state(
     config, more = planned_config(config, scene, gaussians, device, planned=planned, shards=shards, store=store)
     notes = notes + more
     shard = None if place is None else Shard(*place, len(gaussians))
+    optim, log_size = config.optim, sum_of_log_sizes(gaussians.log_scales) / max(1, len(gaussians))
     per_view_params, sizes = PerViewParams.new(config.views, [scene.cameras[view] for view in scene.train]), None
     if config.train.filter_3d:
         cameras = [per_view_params.camera(row, scene.cameras[view]) for row, view in enumerate(scene.train)]
@@ -304,7 +305,9 @@ def new_state(
         config=config,
         step=0,
         gaussians=gaussians,
-        adam=AdamState.zeros_like(gaussians, config.optim.beta1, config.optim.beta2, config.optim.eps, store),
+        adam=AdamState.zeros_like(
+            gaussians, optim.beta1, optim.beta2, optim.eps, store, optim.means_size_power or 0.0, log_size
+        ),
         stats=DensifyStats.zeros(len(gaussians), gaussians.device),
         sampler=ViewSampler(len(scene.train), seed),
         generators={name: stream_generator(seed, name) for name in TRAINING_STREAMS},
@@ -365,7 +368,7 @@ def planned_config(
     Raises ResourceError where the memory cannot suffice.
     """
     config, notes = resolve_cap(_with_depth_type(config, scene), scene, len(gaussians))
-    config, more = resolve_dropout(config, scene)
+    config, more = resolve_by_spacing(config, scene)
     notes = [*notes, *more]
     if not planned:
         return config, notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +14,7 @@ from splatcli.checkpoint.state import Checkpoint, DatasetInfo, Scalar
 from splatcli.config import Config
 from splatcli.errors import ModelFileError
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.adam import AdamState, sum_of_log_sizes
 from splatcli.rasterizer.filter_3d import apply_filter_3d, filter_sizes
 from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage
 from splatcli.rasterizer.step_inputs import DensifyStats, Shard
@@ -25,6 +26,9 @@ from splatcli.train.schedule import active_sh_degree
 #: The random streams of a run and the keys of their seeds. Each has a generator of its own, so that one more draw in
 #: one changes none of the others. The order of the views has no generator (see ViewSampler).
 STREAMS = {"init": 0, "splits": 1, "background": 2}
+
+#: Key, among the strategy's, of the mean logarithm of the Gaussians' sizes at the last refinement.
+LOG_SIZE = "log_size"
 
 #: The streams that training draws from.
 TRAINING_STREAMS = ("splits", "background")
@@ -88,6 +92,7 @@ class TrainState:
         strategy: dict[str, Tensor | Scalar] = {
             "grad2d": self.stats.grad2d.cpu(),  # and waits for the device: then host memory that it shares is complete
             "count": self.stats.count.cpu(),
+            LOG_SIZE: self.adam.log_size,
         }
         first, second = self.adam.exp_avg.to("cpu"), self.adam.exp_avg_sq.to("cpu")
         return Checkpoint(
@@ -179,7 +184,14 @@ def _adam(checkpoint: Checkpoint) -> AdamState:
     first, second = (Gaussians(**{name: moments[name][i] for name in GROUPS}) for i in (0, 1))
     if steps is None:
         steps = torch.full((len(checkpoint.gaussians),), checkpoint.adam_step, dtype=torch.int32)
-    return AdamState(first, second, checkpoint.adam_step, optim.beta1, optim.beta2, optim.eps, steps)
+    state = AdamState(first, second, checkpoint.adam_step, optim.beta1, optim.beta2, optim.eps, steps)
+    state.size_power, stored = optim.means_size_power or 0.0, checkpoint.strategy.get(LOG_SIZE)
+    if isinstance(stored, (int, float)):
+        state.log_size = float(stored)
+    elif state.size_power > 0.0:  # a merged run
+        log_scales = checkpoint.gaussians.log_scales
+        state.log_size = sum_of_log_sizes(log_scales) / max(1, len(log_scales))
+    return state
 
 
 def flushed(checkpoint: Checkpoint) -> Gaussians:
@@ -200,6 +212,11 @@ def _tensor(checkpoint: Checkpoint, name: str) -> Tensor:
     return value
 
 
+def _number(value: Tensor | Scalar) -> float:
+    """Return a number of the strategy; NaN for anything else."""
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
 def _problems(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the reasons why a checkpoint cannot be resumed."""
     n = len(checkpoint.gaussians)
@@ -211,6 +228,8 @@ def _problems(checkpoint: Checkpoint) -> Iterator[str]:
         value = checkpoint.strategy.get(name)
         if not isinstance(value, Tensor) or value.shape != (n,) or value.dtype != torch.float32:
             yield f"strategy.{name} is not a float32 tensor of {n} numbers"
+    if not math.isfinite(_number(checkpoint.strategy.get(LOG_SIZE, 0.0))):
+        yield f"strategy.{LOG_SIZE} is not a finite number"
     yield from (f"the random state of {name!r} is missing" for name in TRAINING_STREAMS if name not in checkpoint.rng)
     epoch, position = checkpoint.sampler.get("epoch", -1), checkpoint.sampler.get("position", -1)
     if set(checkpoint.sampler) != {"epoch", "position"} or epoch < 0 or not 0 <= position < len(checkpoint.train):

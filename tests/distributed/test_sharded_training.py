@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,8 @@ def assert_same_file(got: Checkpoint, expected: Checkpoint) -> None:
     for values, wanted in [(got.strategy, expected.strategy), (got.rng, expected.rng), (got.views, expected.views)]:
         assert values.keys() == wanted.keys()
         for key, tensor in wanted.items():
-            assert torch.equal(values[key], tensor), key  # type: ignore[arg-type]
+            same = torch.equal if isinstance(tensor, Tensor) else operator.eq
+            assert same(values[key], tensor), key
     assert (got.filter_3d is None) == (expected.filter_3d is None)
     assert got.filter_3d is None or torch.equal(got.filter_3d, expected.filter_3d)  # type: ignore[arg-type]
     for name in ("step", "adam_step", "active_sh_degree", "sampler", "config", "train", "test", "dataset"):

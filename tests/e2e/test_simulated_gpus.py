@@ -79,8 +79,8 @@ RUNS: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
 FIRST = {"max_isects": 2, "_update": 2}
 
 #: Numbers and sizes that a refinement may read, with MCMC and else, and what it may copy to the device: draws, binomial
-#: coefficients, the size of the grid around the cameras.
-READS, COPIES = {True: 8, False: 7}, 3
+#: coefficients, the size of the grid around the cameras, the size of a typical Gaussian.
+READS, COPIES = {True: 9, False: 8}, 3
 #: What comes on top: tables that stay on the device, the sizes of the 3D filter, and the choice of the weakest.
 BESIDE = {"_decays", "decayed", "of", "filter_sizes", "_weakest"}
 

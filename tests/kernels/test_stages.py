@@ -316,7 +316,7 @@ def backward(stages: TrainStepPipeline, stored: Gaussians, *, steps: int = 3) ->
     adam = AdamState.zeros_like(stored)
     grad2d, count = torch.zeros(n), torch.zeros(n)
     for step in range(1, steps + 1):
-        update = adam_update(backend, adam, step, LRS)
+        update = adam_update(backend, adam, step, LRS, size_power=0.4, log_size=-2.5)
         stages.frame.project_vjp(stages.view, stages.arrays, adam=update, grad2d=grad2d, count=count)
     out = {"grad2d": grad2d, "count": count, "pose": v_viewmat}
     for name in GROUPS:
@@ -370,14 +370,16 @@ def test_gradients_of_gaussians_over_the_whole_image() -> None:
     assert_same(ours, twin)
 
 
-@pytest.mark.parametrize(("degree", "regularisers"), [(3, {}), (0, {"opacity_reg": 50.0, "scale_reg": 700.0})])
-def test_adam_alone(degree: int, regularisers: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    ("degree", "more"), [(3, {}), (0, {"opacity_reg": 50.0, "scale_reg": 700.0}), (1, {"size_power": 0.5})]
+)
+def test_adam_alone(degree: int, more: dict[str, float]) -> None:
     results = []
     for backend in (simulated(), Backend.cpu(isa="portable", threads=1)):
         params, grads = (random_gaussians(seed, 270, sh_degree=degree) for seed in (1, 2))
         adam = AdamState.zeros_like(params)
         for step in (1, 2):
-            update = adam_update(backend, adam, step, **regularisers)
+            update = adam_update(backend, adam, step, **more)
             backend.call("adam", backend.arrays(params), backend.arrays(grads), update)
         results.append(
             {f"{k}{name}": t for k, g in enumerate([params, adam.exp_avg, adam.exp_avg_sq]) for name, t in g.items()}

@@ -188,7 +188,9 @@ MUTANTS = {
         "keep = second ? values[k] : other;",
     ),
     # Bounds and places.
-    "Adam one number too far": Mutant("adam", "adam.cu", "kernels/adam.cuh", "if (i < count)", "if (i <= count)", True),
+    "Adam one number too far": Mutant(
+        "adam", "adam.cu", "kernels/adam.cuh", "if (i >= count) continue;", "if (i > count) continue;", True
+    ),
     "noise one Gaussian too far": Mutant(
         "adam", "noise.cu", "kernels/noise.cuh", "if (i >= job.gaussians.n) return;", "if (i > job.gaussians.n) return;"
     ),

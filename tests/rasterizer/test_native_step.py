@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -72,8 +73,9 @@ def test_steps_are_render_loss_backward_and_adam(sh_degree: int, antialiased: bo
     engine = NativeEngine(backend)
     fused, parted = gaussians.detach_clone(), gaussians.detach_clone()
     # With the usual 1e-15, gradients that are nothing but rounding would move parameters by whole learning rates.
-    fused_adam = AdamState.zeros_like(gaussians, eps=1e-10)
-    parted_adam = AdamState.zeros_like(gaussians, eps=1e-10)
+    rates = {"size_power": 0.5, "log_size": -2.0}
+    fused_adam = AdamState.zeros_like(gaussians, eps=1e-10, **rates)
+    parted_adam = AdamState.zeros_like(gaussians, eps=1e-10, **rates)
     how = settings(F64, sh_degree=sh_degree, antialiased=antialiased)
     for step, (camera, target) in enumerate(views(5)):
         loss = engine.step(fused, fused_adam, StepInputs(camera, target, **how))
@@ -248,10 +250,12 @@ def test_a_view_makes_up_for_the_steps_that_others_missed(stored: int, build: st
 
 
 @pytest.mark.parametrize("build", [*ISAS, "float64"])
-@pytest.mark.parametrize(("n", "sh_degree"), [(1, 0), (5, 4), (255, 1), (257, 0), (600, 3)])
-def test_adam_is_torchs(n: int, sh_degree: int, build: str) -> None:
+@pytest.mark.parametrize(("n", "sh_degree", "power"), [(1, 0, 0), (5, 4, 0.5), (255, 1, 0), (257, 0, 0.7), (600, 3, 1)])
+def test_adam_is_torchs(n: int, sh_degree: int, power: float, build: str) -> None:
+    """... where the rate of a mean grows with its Gaussian's second-longest axis too, a tenth to ten times."""
     backend = backend_of(build)
     start = random_gaussians(6, n, sh_degree=sh_degree).map(lambda t: t.to(backend.dtype))
+    start.log_scales[::3] *= 3.0  # some factors are at their limits
     ours, theirs = start.detach_clone(), leaves(start.map(Tensor.double))
     adam = AdamState.zeros_like(start, beta1=0.85, beta2=0.99, eps=1e-12)
     optimizer = torch.optim.Adam(
@@ -273,11 +277,18 @@ def test_adam_is_torchs(n: int, sh_degree: int, build: str) -> None:
                 lr=(ctypes.c_double * 6)(*(LRS[name] for name in GROUPS)),
                 exp_avg=backend.arrays(adam.exp_avg),
                 exp_avg_sq=backend.arrays(adam.exp_avg_sq),
+                size_power=power,
+                log_size=-2.0,
             ),
         )
         for name, tensor in theirs.items():
             tensor.grad = getattr(grads, name).double().clone()
+        before = theirs.means.detach().clone()
+        sizes = theirs.log_scales.detach().sort(dim=1).values[:, 1:2].exp()
+        factor = (sizes / math.exp(-2.0)).pow(power).clamp(0.1, 10.0)
         optimizer.step()
+        with torch.no_grad():
+            theirs.means.copy_(before + factor * (theirs.means - before))
     # A few roundings of each number, five times; where terms of both signs meet, of the largest one.
     rounding = 8 * torch.finfo(backend.dtype).eps
     for name, tensor in theirs.items():

@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS
-from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.adam import AdamState, sum_of_log_sizes
 from splatcli.rasterizer.step_inputs import DensifyStats
 from tests.train.worlds import random_gaussians
 
@@ -121,3 +121,15 @@ def test_no_gradient_moves_a_number_further_than_its_rate_allows() -> None:
         moved = float((gaussians.means - before).abs().max()) / LRS["means"]
         largest = max(largest, moved)
     assert 3.0 < largest <= bound
+
+
+def test_the_sum_of_log_sizes_is_that_of_its_parts_in_any_order() -> None:
+    log_scales = random_gaussians(2_000, seed=5).log_scales
+    log_scales[7] = math.nan  # such a Gaussian is never rendered
+    total = sum_of_log_sizes(log_scales)
+    sizes = log_scales.double().sort(dim=1).values[:, 1]
+    assert total == pytest.approx(float(sizes.nansum()), rel=1e-6)
+    order = torch.randperm(len(log_scales), generator=torch.Generator().manual_seed(3))
+    assert sum_of_log_sizes(log_scales[order]) == total
+    assert math.fsum(sum_of_log_sizes(part) for part in log_scales.split(311)) == total
+    assert sum_of_log_sizes(log_scales[:0]) == 0.0

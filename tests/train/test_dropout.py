@@ -17,7 +17,7 @@ from splatcli.rasterizer.filter_3d import apply_filter_3d
 from splatcli.rasterizer.reference import render_reference
 from splatcli.rasterizer.rendering import render
 from splatcli.rasterizer.step_inputs import StepInputs
-from splatcli.train.dropout import dropout_filter, dropout_rate, dropped, resolve_dropout, view_spacing
+from splatcli.train.dropout import dropout_filter, dropout_rate, dropped, resolve_by_spacing, view_spacing
 from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, float32, float64
 from tests.rasterizer.scenes import random_scene
@@ -64,12 +64,17 @@ def test_the_spacing_of_views_is_the_angle_to_the_next_one() -> None:
 @pytest.mark.parametrize(("views", "given", "rate"), [(8, None, 0.2), (40, None, 0.0), (8, 0.0, 0.0), (40, 0.3, 0.3)])
 def test_the_rate_of_a_run_follows_the_spacing_unless_it_is_given(views: int, given: float | None, rate: float) -> None:
     scene = made_scene(views)
-    config, notes = resolve_dropout(build_config({"train.dropout": given}), scene)
+    config, notes = resolve_by_spacing(build_config({"train.dropout": given}), scene)
     assert config.train.dropout == rate
+    assert config.optim.means_size_power == (0.0 if views == 8 else 0.5)
     assert len(notes) == (given is None and views == 8)
     assert all("degrees apart: steps leave out up to 20 % of the Gaussians" in note for note in notes)
-    config, notes = resolve_dropout(build_config({}), dataclasses.replace(scene, points=None))
+    config, notes = resolve_by_spacing(build_config({}), dataclasses.replace(scene, points=None))
     assert (config.train.dropout, notes) == (0.0, [])
+    config, _ = resolve_by_spacing(build_config({"optim.means_size_power": 0.3}), scene)
+    assert config.optim.means_size_power == 0.3
+    config, _ = resolve_by_spacing(build_config({"model.init": "random"}), scene)
+    assert config.optim.means_size_power == 0.0
 
 
 @NEEDS_COMPILER

@@ -79,7 +79,8 @@ def digest(checkpoint: Checkpoint) -> str:
     tensors |= {f"strategy.{k}": v for k, v in checkpoint.strategy.items() if isinstance(v, Tensor)}
     tensors |= {f"rng.{k}": v for k, v in checkpoint.rng.items()}
     numbers = (checkpoint.step, checkpoint.adam_step, checkpoint.active_sh_degree, sorted(checkpoint.sampler.items()))
-    digest = hashlib.sha256(repr(numbers).encode())
+    scalars = sorted((k, v) for k, v in checkpoint.strategy.items() if not isinstance(v, Tensor))
+    digest = hashlib.sha256(repr((numbers, scalars)).encode())
     for name in sorted(tensors):
         digest.update(f"{name}{tuple(tensors[name].shape)}".encode())
         digest.update(tensors[name].contiguous().numpy().tobytes())
@@ -401,14 +402,31 @@ def test_the_state_that_is_trained_is_in_the_checkpoint() -> None:
         yield state.sampler.next
         yield lambda: setattr(state.adam, "step", state.adam.step + 1)
         yield lambda: setattr(state, "step", state.step + 1)
+        yield lambda: setattr(state.adam, "log_size", state.adam.log_size + 1.0)
 
     total = len(list(perturbations(resumed(checkpoint)[0])))
-    assert total == 18 + 2 + 2 + 1 + 2
+    assert total == 18 + 2 + 2 + 1 + 3
     for i in range(total):
         second, _ = resumed(checkpoint)
         assert digest(second.state.to_checkpoint()) == digest(checkpoint)
         list(perturbations(second))[i]()
         assert digest(second.state.to_checkpoint()) != digest(checkpoint)
+
+
+def test_rates_of_means_are_relative_to_the_sizes_after_the_last_refinement() -> None:
+    trainer, _, _ = started()
+
+    def mean_log_size() -> float:
+        return float(trainer.state.gaussians.log_scales.double().sort(dim=1).values[:, 1].mean())
+
+    first = trainer.state.adam.log_size
+    assert first == pytest.approx(mean_log_size(), abs=1e-5)
+    list(trainer.run(stop_at=9))
+    assert trainer.state.adam.log_size == first
+    list(trainer.run(stop_at=10))
+    assert trainer.state.adam.log_size == pytest.approx(mean_log_size(), abs=1e-5)
+    assert trainer.state.adam.log_size != pytest.approx(first, abs=1e-3)
+    assert trainer.state.adam.size_power == 0.5
 
 
 def test_all_events_are_frozen() -> None:

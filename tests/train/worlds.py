@@ -262,6 +262,7 @@ def short_config(iterations: int = 40, **sections: dict[str, object]) -> Config:
     """A run in which everything happens within 40 steps: refines at 10, 15, ... 35, resets at 12 and 24."""
     values: dict[str, dict[str, object]] = {
         "model": {"sh_degree": 2},
+        "optim": {"means_size_power": 0.5},
         "schedule": {
             "refine_start": 6,
             "refine_stop": 37,

@@ -4,26 +4,30 @@
 
 #include "../../math/adam.h"
 #include "../../math/sh.h"
+#include "geometry.h"
 #include "lanes.h"
 #include "stages.h"
 
 namespace splat {
 
+// step_sizes: of each number; null: all have that of `step`.
 template <class Real>
 SPLAT_INLINE void adam_range(const AdamStep<Real>& step, const Real* grad, Real* param, Real* exp_avg,
-                             Real* exp_avg_sq, int64_t count) {
+                             Real* exp_avg_sq, int64_t count, const Real* step_sizes = nullptr) {
   using F = Lanes<Real, kLanes>;
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     F p = F::load(param + i), m = F::load(exp_avg + i), v = F::load(exp_avg_sq + i);
-    adam_update(step, F::load(grad + i), p, m, v);
+    const F size = step_sizes == nullptr ? F(step.step_size) : F::load(step_sizes + i);
+    adam_update(step, size, F::load(grad + i), p, m, v);
     p.store(param + i), m.store(exp_avg + i), v.store(exp_avg_sq + i);
   }
   if (i == count) return;
   // The same arithmetic for the last few, so that no number depends on its position.
   const int left = int(count - i);
   F p = load_first(param + i, left), m = load_first(exp_avg + i, left), v = load_first(exp_avg_sq + i, left);
-  adam_update(step, load_first(grad + i, left), p, m, v);
+  const F size = step_sizes == nullptr ? F(step.step_size) : load_first(step_sizes + i, left);
+  adam_update(step, size, load_first(grad + i, left), p, m, v);
   store_first(p, param + i, left), store_first(m, exp_avg + i, left), store_first(v, exp_avg_sq + i, left);
 }
 
@@ -79,7 +83,26 @@ inline void adam_shN(const SplatGaussians& params, const SplatAdam& adam, int64_
   }
 }
 
-// One Adam step on Gaussians [begin, end), groups [0, groups). `grads` are those of the range alone, group by group.
+// The step sizes [3 (end - begin)] of the means of Gaussians [begin, end), at most a chunk of them.
+template <class Real>
+inline void means_step_sizes(const SplatGaussians& params, const MeansRate<Real>& rate, Real step_size, int64_t begin,
+                             int64_t end, Real* out) {
+  const int count = int(end - begin);
+  const Real* log_scales = static_cast<const Real*>(params.log_scales) + 3 * begin;
+  for (int i = 0; i < count; i += kLanes) {
+    int32_t lane_ids[kLanes];
+    for (int k = 0; k < kLanes; ++k) lane_ids[k] = std::min(i + k, count - 1);
+    Lanes<Real, kLanes> log_scale[3];
+    load_rows<3>(log_scales, lane_ids, log_scale);
+    Real factors[kLanes];
+    means_rate(rate, log_scale).store(factors);
+    for (int k = 0; k < std::min(kLanes, count - i); ++k)
+      for (int c = 0; c < 3; ++c) out[3 * (i + k) + c] = step_size * factors[k];
+  }
+}
+
+// One Adam step on Gaussians [begin, end) of a chunk, groups [0, groups). `grads` are those of the range alone, group
+// by group.
 // SH coefficients above `sh_degree` are not in use: they have no gradient and stay as they are.
 template <class Real>
 inline void adam_rows(const SplatGaussians& params, const SplatAdam& adam, int64_t begin, int64_t end, int sh_degree,
@@ -92,7 +115,11 @@ inline void adam_rows(const SplatGaussians& params, const SplatAdam& adam, int64
     const auto at = [&](const SplatGaussians& g) { return static_cast<Real*>(group_of(g, group)) + begin * width; };
     Real *param = at(params), *exp_avg = at(adam.exp_avg), *exp_avg_sq = at(adam.exp_avg_sq);
     if (used == width) {
-      adam_range(step, grads[group], param, exp_avg, exp_avg_sq, (end - begin) * width);
+      Real step_sizes[3 * kChunk];
+      const bool sized = group == kMeans && adam.size_power > 0.0;  // log-scales come later: those before the step
+      if (sized)
+        means_step_sizes(params, means_rate_of<Real>(adam), step.step_size, begin, end, step_sizes);
+      adam_range(step, grads[group], param, exp_avg, exp_avg_sq, (end - begin) * width, sized ? step_sizes : nullptr);
       continue;
     }
     for (int64_t row = 0; row < (end - begin) * width; row += width)

@@ -14,7 +14,9 @@ void adam(const SplatCall& call, const SplatGaussians& params, const SplatGaussi
   for (int group = 0; group < kGroups; ++group) {
     const int64_t count = params.n * group_width(params, group);
     SPLAT_LAUNCH(adam_dense, (count + kBlock - 1) / kBlock, kAdamThreads, stream_of(call),
-                 adam_group(params, adam, group), static_cast<const float*>(group_of(gradients, group)), count);
+                 adam_group(params, adam, group), static_cast<const float*>(group_of(gradients, group)), count,
+                 means_rate_of<float>(adam),
+                 group == kMeans && adam.size_power > 0.0 ? static_cast<const float*>(params.log_scales) : nullptr);
   }
 }
 

@@ -24,6 +24,7 @@ ProjectVjpJob job_of(const SplatView& view, const SplatGaussians& gaussians, con
   job.isect_grads = static_cast<const float*>(frame.isect_grads);
   job.counters = frame.counters;
   job.with_adam = grad.adam != nullptr;
+  if (grad.adam != nullptr) job.means_rate = means_rate_of<float>(*grad.adam);
   if (grad.adam != nullptr && grad.adam->sh_last_step != nullptr) {
     job.sh_last_step = grad.adam->sh_last_step;
     job.step = int32_t(grad.adam->step);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from splatcli.gaussians import Gaussians
+from splatcli.rasterizer.adam import sum_of_log_sizes
 from splatcli.rasterizer.filter_3d import filter_sizes, opacity_shares
 from splatcli.rasterizer.step_inputs import DensifyStats
 from splatcli.train.densify import Refinement, Strategy, apply_refinement
@@ -76,6 +78,7 @@ class DensityControl:
                 refinement, gaussians, state.adam, stats, filtered
             )
         del gaussians, stats
+        self._measure_sizes(state)
         if state.filter_3d is not None:
             self.update_filter_3d(state)
         check_count(step, state.count)
@@ -89,6 +92,16 @@ class DensityControl:
         if refinement.opacity_ceiling is not None:
             events.append(OpacityReset(step))
         return events
+
+    def _measure_sizes(self, state: TrainState) -> None:
+        """Compute the typical size of the Gaussians anew, which learning rates of means are relative to."""
+        if state.adam.size_power == 0.0:
+            return
+        total = sum_of_log_sizes(state.gaussians.log_scales)
+        if state.shard is not None:
+            assert self._group is not None
+            total = math.fsum(part for (part,) in self._group.all_gather_scalars("sizes of the Gaussians", [total]))
+        state.adam.log_size = total / max(1, state.count)
 
     def _with_weights(self, state: TrainState, gaussians: Gaussians, stats: DensifyStats, step: int) -> DensifyStats:
         """Return ``stats`` with the blend weights of all rows of a run, ``gaussians``."""
