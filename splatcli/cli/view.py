@@ -30,14 +30,17 @@ _POLL = 0.1
 
 
 @contextmanager
-def serving(responder: Responder, *, host: str, port: int | None, risk: str, out: Output) -> Iterator[PageServer]:
+def serving(
+    responder: Responder, *, host: str, port: int | None, risk: str, out: Output, flags: str = "--"
+) -> Iterator[PageServer]:
     """Serve the answers of ``responder`` in background threads while open.
 
-    risk: what others can do with the page, for a warning. Raises UsageError and ResourceError as listen().
+    risk: what others can do with the page, for a warning. flags: what the flags for host and port begin with.
+    Raises UsageError and ResourceError as listen().
     """
     from splatcli.viewer.http_server import is_loopback, listen
 
-    with listen(host, port, responder) as server:
+    with listen(host, port, responder, flags=flags) as server:
         if not is_loopback(str(server.server_address[0])):
             out.warn(f"anyone who reaches this machine at {host} can {risk}")
         thread = threading.Thread(target=server.serve_forever, args=(_POLL,), daemon=True)
@@ -60,8 +63,9 @@ def live_page(wanted: bool, *, host: str | None, port: int | None, out: Output) 
     from splatcli.viewer.live_viewer import LiveRun
 
     live = LiveRun()
+    host = "127.0.0.1" if host is None else host
     risk = "watch and pause this run"
-    with serving(live, host=host or "127.0.0.1", port=port, risk=risk, out=out) as server:
+    with serving(live, host=host, port=port, risk=risk, out=out, flags="--viewer-") as server:
         out.note(f"viewer: {server.url}")
         out.event("viewer", {"url": server.url})
         yield live
@@ -153,6 +157,7 @@ class _Shown:
         self._reading = import_options
         self._out = out
         self._documents: dict[str, Response] = {}
+        self._loaded: tuple[Path, int, int] | None = None
         self._lock = threading.Lock()
 
     def __call__(self, request: Request) -> Response | None:
@@ -175,6 +180,7 @@ class _Shown:
         from splatcli.formats.selection import select
         from splatcli.viewer.http_server import Response
 
+        version = _version(self.path)  # before it is read: a file that is replaced meanwhile is read again
         loaded = load_model(self.path, import_options=self._reading, echo=self._out.note)
         if not len(loaded.gaussians):
             raise UsageError("the model has no Gaussians", where=self.path, remedy="name another model")
@@ -186,6 +192,7 @@ class _Shown:
             _PAGE: Response("text/html; charset=utf-8", viewer_page(name, name, gaussians, reported)),
             f"/{name}": Response("application/octet-stream", encode(gaussians, reported).payload),
         }
+        self._loaded = version
         self._out.note(f"{self.path}: {len(gaussians):,} Gaussians" + ("" if exact else ", shown as a compressed PLY"))
         if loaded.gaussians.sh_degree > _SH_DEGREE:
             self._out.note(f"note: shown up to SH degree {_SH_DEGREE}, the limit of the viewer")
@@ -199,11 +206,20 @@ class _Shown:
         before = self.path
         try:
             self.path = find_model(self._folder, out=self._out, allow_older=True)
-            if self.path != before:
+            if _version(self.path) != self._loaded:
                 self.load()
         except SplatError as error:
             self.path = before
             self._out.warn(str(error))
+
+
+def _version(path: Path) -> tuple[Path, int, int] | None:
+    """Return what tells a file from another at its path, as of a run that was trained anew; None where none is."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return path, found.st_ino, found.st_mtime_ns
 
 
 def wait() -> None:

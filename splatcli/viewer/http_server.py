@@ -233,8 +233,18 @@ class _Handler(BaseHTTPRequestHandler):
         if (reason := self.server.refusal(self.headers)) is not None:
             self.send_error(403, explain=reason)
             return
-        place = urlsplit(self.path)
-        document = self.server.responder(Request(method, place.path, dict(parse_qsl(place.query)), OWN in self.headers))
+        try:
+            place = urlsplit(self.path)
+        except ValueError:
+            self.send_error(400)
+            return
+        try:
+            asked = Request(method, place.path, dict(parse_qsl(place.query)), OWN in self.headers)
+            document = self.server.responder(asked)
+        except Exception as error:  # mostly a lack of memory; the browser and the log get it
+            _log.warning("%s could not be served: %s", place.path, str(error) or type(error).__name__)
+            self.send_error(500, explain=type(error).__name__)
+            return
         if document is None:
             self.send_error(404)
             return
@@ -260,16 +270,17 @@ def _own_names() -> set[str]:
     return {own, f"{own.partition('.')[0]}.local", socket.getfqdn().lower()}
 
 
-def listen(host: str, port: int | None, responder: Responder) -> PageServer:
+def listen(host: str, port: int | None, responder: Responder, *, flags: str = "--") -> PageServer:
     """Return a server, which answers once serve_forever() is called.
 
     port: 0 for any free one; None for FIRST_PORT or, if taken, one of the next, or any.
+    flags: what the command's flags for host and port begin with, for errors.
     Raises UsageError for a host that is not of this machine, ResourceError for a port that is not available.
     """
     try:
         family, _, _, _, found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError):
-        raise UsageError(f"{host!r} is not an address of this machine", where="--host", remedy=_HOSTS) from None
+        raise UsageError(f"{host!r} is not an address of this machine", where=f"{flags}host", remedy=_HOSTS) from None
     address = str(found[0])
     names = frozenset() if is_loopback(address) else frozenset({host.lower(), *_own_names()})
     ports = [*range(FIRST_PORT, FIRST_PORT + PORTS), 0] if port is None else [port]
@@ -279,16 +290,17 @@ def listen(host: str, port: int | None, responder: Responder) -> PageServer:
         except PermissionError:
             raise ResourceError(
                 f"port {number} needs administrator rights",
-                where="--port",
-                remedy="use a port from 1024 on, or leave --port out: a free one is found",
+                where=f"{flags}port",
+                remedy=f"use a port from 1024 on, or leave {flags}port out: a free one is found",
             ) from None
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise UsageError(f"cannot listen at {host}: {error.strerror}", where="--host", remedy=_HOSTS) from None
+                what = f"cannot listen at {host}: {error.strerror}"
+                raise UsageError(what, where=f"{flags}host", remedy=_HOSTS) from None
     raise ResourceError(
         f"port {port} is taken by another program",
-        where="--port",
-        remedy="use another port, or leave --port out: a free one is found",
+        where=f"{flags}port",
+        remedy=f"use another port, or leave {flags}port out: a free one is found",
     )
 
 

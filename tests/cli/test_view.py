@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -83,6 +84,14 @@ def test_the_page_of_a_run_is_served_until_ctrl_c_and_follows_the_newest_checkpo
         assert fetch(url)[0] == 200
         (tmp_path / "second.ply").write_bytes(fetch(url, "/scene.ply")[1])
         (newest,) = (run / "ckpts").glob("*000040.pt")
+        anew = tmp_path / "anew.pt"  # a run trained again, to the same step
+        shutil.copy(run / "ckpts" / "ckpt_000005.pt", anew)
+        kept = newest.replace(tmp_path / "kept.pt")
+        anew.replace(newest)
+        assert fetch(url)[0] == 200
+        (tmp_path / "anew.ply").write_bytes(fetch(url, "/scene.ply")[1])
+        kept.replace(newest)
+        assert fetch(url)[0] == 200
         newest.write_bytes(b"PK broken")
         assert fetch(url)[0] == 200, "the page shows what it had"
         for path in ("/config.json", "/../config.json", f"/{run}/config.json", "/ckpts/ckpt_000040.pt"):
@@ -97,6 +106,7 @@ def test_the_page_of_a_run_is_served_until_ctrl_c_and_follows_the_newest_checkpo
     assert second.means.equal(expected.means)
     assert second.shN.equal(expected.shN)
     assert not first.means.equal(second.means)
+    assert (tmp_path / "anew.ply").read_bytes() == (tmp_path / "first.ply").read_bytes()
 
 
 def test_json_has_the_address_in_an_object(finished_run: Path) -> None:
@@ -227,8 +237,11 @@ def test_a_viewer_that_cannot_be_had_is_refused_before_any_work(
         done = splat("train", tiny_scene, "-o", tmp_path / "run", "--viewer", "--viewer-port", port)
         assert (done.code, done.out, (tmp_path / "run").exists()) == (4, "", False)
         assert f"port {port} is taken" in done.err
+        assert "where: --viewer-port" in done.err
+        assert "leave --viewer-port out" in done.err
         assert splat("resume", finished_run, "--viewer-port", port).code == 4
-    assert splat("resume", finished_run, "--viewer-host", "no.such.host.invalid").code == 2
+    done = splat("resume", finished_run, "--viewer-host", "no.such.host.invalid")
+    assert (done.code, "where: --viewer-host" in done.err) == (2, True)
 
 
 def test_a_resumed_run_has_a_viewer_too(splat: Splat, finished_run: Path) -> None:

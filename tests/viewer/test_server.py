@@ -18,6 +18,8 @@ def responder(request: Request) -> Response | None:
     """The page, and what was asked for as a text."""
     if request.path == "/":
         return Response("text/html", b"page")
+    if request.path == "/failing":
+        raise MemoryError
     if request.path == "/large":
         return Response("text/plain", b"x" * 50_000_000)
     if request.path == "/echo":
@@ -66,6 +68,18 @@ def test_head_is_get_without_the_content(server: PageServer) -> None:
     assert of_head[1]["Content-Length"] == of_get[1]["Content-Length"] == "4"
     assert ask(server, "/other", "HEAD")[0] == 404
     assert ask(server, "/", "HEAD", Host="evil.example")[0] == 403
+
+
+def test_a_target_that_is_no_url_is_answered(server: PageServer) -> None:
+    with socket.create_connection(server.server_address[:2], timeout=10) as connection:
+        connection.sendall(b"GET http://[/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_failure_is_answered_and_logged(server: PageServer, caplog: pytest.LogCaptureFixture) -> None:
+    assert ask(server, "/failing")[0] == 500
+    assert "/failing could not be served: MemoryError" in caplog.text
+    assert ask(server, "/")[0] == 200
 
 
 @pytest.mark.parametrize(
