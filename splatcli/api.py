@@ -93,7 +93,8 @@ class Scene(EngineScene):
         other = [key for key in values if not key.startswith("data.")]
         if other:
             raise UsageError(f"{other[0]} is no setting of a scene", where="Scene.open()", remedy="give it to train()")
-        return cls.read(build_config({**values, "data.scene": str(path)}, by_flags=False).data)
+        place = str(_path(path, "Scene.open()"))
+        return cls.read(build_config({**values, "data.scene": place}, by_flags=False).data)
 
     @classmethod
     def read(cls, data: DataConfig, background: Rgb | None = (0, 0, 0)) -> Scene:
@@ -238,11 +239,14 @@ class Model:
         Raises UsageError for another kind of ``other``, and where no view is left.
         """
         if not isinstance(other, Model | EngineScene):
-            raise UsageError(
-                f"{other!r} is neither a Scene nor a Model",
-                where="Model.compare()",
-                remedy="open it: Scene.open() or Model.load()",
-            )
+            raise _wrong(other, "other", "Model.compare()", "a Scene or a Model: Scene.open() or Model.load()")
+        if cameras is not None:
+            if not isinstance(cameras, Iterable):
+                raise _wrong(cameras, "cameras", "Model.compare()", "a list of cameras, such as scene.cameras")
+            cameras = list(cameras)
+            for camera in cameras:
+                if not isinstance(camera, Camera):
+                    raise _wrong(camera, "one of cameras", "Model.compare()", "a Camera, such as scene.cameras[0]")
         shift = np.subtract(self.offset, other.offset)
         mine, truth, theirs = Rendered(self.gaussians, self.settings), None, None
         if isinstance(other, Model):
@@ -286,12 +290,14 @@ class Model:
         Raises UsageError for an unknown format, and where no Gaussian is left; DivergedError for values that are not
         finite; OutputError when it cannot be written.
         """
-        path = Path(path)
+        path = _path(path, "Model.export()")
+        if not isinstance(format, str | None):
+            raise _wrong(format, "format", "Model.export()", "its name, such as ply")
         chosen = format_to_write(path, format)
         assert chosen.write is not None, "format_to_write() gives formats that are written"
-        if sh_degree is not None and sh_degree not in range(5):
+        if sh_degree is not None and not (_is_whole(sh_degree) and 0 <= sh_degree <= 4):
             raise UsageError(f"there is no SH degree {sh_degree!r}", where="sh_degree", remedy="0 to 4")
-        if min_opacity is not None and not 0 <= min_opacity <= 1:
+        if not isinstance(min_opacity, float | int | np.number | Tensor | None) or not 0 <= (min_opacity or 0) <= 1:
             raise UsageError(f"{min_opacity!r} is no opacity", where="min_opacity", remedy="0 to 1")
         degree = chosen.sh_degree if sh_degree is None else min(sh_degree, chosen.sh_degree)
         if not isinstance(crop, str | None):
@@ -398,7 +404,7 @@ class Trainer:
             if str(init) not in NAMED_STARTS:
                 model = Model.load(init)
                 given = model.gaussians
-        given = None if given is None else _as_stored(given)
+        given = None if given is None else _finite(_as_stored(given))
         if strategy is not None:
             values["strategy.name"] = strategy if isinstance(strategy, str) else type(_checked(strategy)).__name__
         values |= self._data_settings(scene, values)
@@ -412,7 +418,9 @@ class Trainer:
         if start != config.model.init:  # known only after reading the scene; learning rates depend on it
             config = build_config({**values, "model.init": start}, preset=preset, by_flags=False)
         self._prepare(config, device, callbacks, loss, strategy)
-        self.output = _path(output, "output") if output is not None else free_folder(self.scene.root.name)
+        # Absolute: the program may change its folder before and during the run.
+        named = _path(output, "output") if output is not None else free_folder(self.scene.root.name)
+        self.output = named.absolute()
         self._named = output is not None
         self._overwrite = overwrite
         self._given: Gaussians | None = given
@@ -438,7 +446,7 @@ class Trainer:
         settings: those to change, as iterations. Raises as ``splat resume``, and UsageError without the run's own loss.
         """
         self = cls.__new__(cls)
-        file = find_model(_path(path, "Trainer.resume()"))
+        file = find_model(_path(path, "Trainer.resume()").absolute())
         folder = run_of(file)
         if folder is None or not is_own_checkpoint(file):
             raise UsageError("this is no run", where=path, remedy="name a run folder, or a checkpoint in one")
@@ -462,7 +470,7 @@ class Trainer:
     ) -> None:
         _check_default_device()
         self.config = config
-        self.device = resolve_device(str(device))
+        self.device = _device(device)
         if not isinstance(callbacks, Iterable):
             raise _wrong(callbacks, "callbacks", "Trainer", "a list of objects with hooks")
         self.callbacks = tuple(callbacks)
@@ -495,7 +503,7 @@ class Trainer:
     def _data_settings(scene: EngineScene | str | Path, values: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of a scene that is open, or the path of one that is not."""
         if not isinstance(scene, EngineScene):
-            return {"data.scene": str(scene)}
+            return {"data.scene": str(_path(scene, "scene"))}
         again = [key for key in values if key.startswith("data.")]
         if again:
             raise UsageError("the scene is open already", where=again[0], remedy="give it to Scene.open()")
@@ -507,7 +515,7 @@ class Trainer:
         """Return the scene with the background that training needs."""
         wanted = training_image_background(config)
         if not isinstance(scene, EngineScene):
-            return Scene.read(config.data.model_copy(update={"scene": str(scene)}), wanted)
+            return Scene.read(config.data.model_copy(update={"scene": str(_path(scene, "scene"))}), wanted)
         if scene.images.background == wanted or not isinstance(scene, Scene):
             return scene
         return Scene.read(scene.data, wanted)
@@ -624,7 +632,7 @@ class Trainer:
             return RunDir.open(self.output)
         if self._named:
             return RunDir.create(self.output, overwrite=self._overwrite)
-        places = itertools.chain([self.output], iter(lambda: free_folder(self.scene.root.name), None))
+        places = itertools.chain([self.output], iter(lambda: free_folder(self.scene.root.name).absolute(), None))
         folder = RunDir.create_free(lambda: next(places))
         self.output = folder.path
         return folder
@@ -710,7 +718,9 @@ class _Interrupts:
 
 
 def _wrong(value: object, name: str, where: str, remedy: str) -> UsageError:
-    shown = repr(value) if isinstance(value, str | int | float | tuple | None) else f"a {type(value).__name__}"
+    shown = repr(value) if isinstance(value, str | int | float | tuple | None) else ""
+    if not 0 < len(shown) <= 100:
+        shown = f"a {type(value).__name__}"
     return UsageError(f"{name} cannot be {shown}", where=where, remedy=remedy)
 
 
@@ -743,6 +753,8 @@ def _path(value: str | Path, where: str) -> Path:
 
 def _checked(strategy: object) -> Strategy:
     """Return ``strategy``. Raises UsageError for an object that is none."""
+    if isinstance(strategy, type):
+        raise UsageError(f"{strategy.__name__} is a class", where="strategy", remedy=f"strategy={strategy.__name__}()")
     if isinstance(strategy, Strategy):
         return strategy
     raise UsageError(
@@ -762,14 +774,23 @@ def _check_default_device() -> None:
         )
 
 
-def _device(device: str | torch.device) -> str | torch.device:
-    """Return the device that a text names, as resolve_device() does."""
-    return resolve_device(device) if isinstance(device, str) else device
+def _device(device: str | torch.device) -> str:
+    """Return the device that a text or an object of torch names. Raises as resolve_device()."""
+    return resolve_device(str(device))
 
 
 def _as_stored(gaussians: Gaussians) -> Gaussians:
     """Return Gaussians as runs and files hold them, without gradients: on the CPU, in float32."""
     return gaussians.map(lambda tensor: tensor.detach().to("cpu", torch.float32))
+
+
+def _finite(gaussians: Gaussians) -> Gaussians:
+    """Return Gaussians to start from. Raises UsageError for values that are NaN or infinite."""
+    for one in dataclasses.fields(Gaussians):
+        wrong = int((~getattr(gaussians, one.name).isfinite()).sum())
+        if wrong:
+            raise UsageError(f"{one.name} has {wrong} NaN or infinite values", where="init", remedy="leave them out")
+    return gaussians
 
 
 def train(scene: EngineScene | str | Path, **options: Any) -> Run:
@@ -806,5 +827,5 @@ def dotted_settings(settings: dict[str, Any]) -> dict[str, Any]:
             near = difflib.get_close_matches(name, [*short, *keys], n=1)
             remedy = f"did you mean {near[0]}?" if near else "splat docs settings lists the names"
             raise UsageError(f"there is no setting {name!r}", remedy=remedy)
-        found[key] = value
+        found[key] = os.fspath(value) if isinstance(value, os.PathLike) else value
     return found

@@ -28,6 +28,7 @@ from splatcli.rasterizer.rendering import render
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.render.images import RenderSettings
 from splatcli.train.densify import Refinement
+from splatcli.train.densify.default import AdcStrategy
 from splatcli.train.events import Evaluated, Refined, Stepped
 from tests.cli.tiny import QUICK, write_scene
 from tests.native.cases import NEEDS_COMPILER
@@ -67,7 +68,7 @@ def test_a_scene_says_what_it_is() -> None:
     camera = scene.cameras[0]
     assert isinstance(camera, splatcli.Camera)
     assert scene.images.image(0).pixels.shape == (camera.height, camera.width, 3)
-    half = splatcli.Scene.open(COURTYARD, resolution=2, test_every=0)
+    half = splatcli.Scene.open(COURTYARD, resolution=2, test_every=0, images=Path("images"))
     assert half.cameras[0].width == camera.width // 2
     assert half.test == []
 
@@ -332,21 +333,26 @@ def test_an_error_in_a_callback_stops_the_run_with_its_state_saved(ball: Path, t
 
 
 @NEEDS_COMPILER
-def test_a_callback_may_look_at_the_model_and_stop_the_run(ball: Path, tmp_path: Path) -> None:
+def test_a_callback_may_look_at_the_model_change_folder_and_stop_the_run(
+    ball: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
     class Looks:
         seen: torch.Tensor | None = None
 
         def on_step(self, event: Stepped) -> None:
+            monkeypatch.chdir("/")  # the run folder stays where it is
             if event.step == 4:
                 self.seen = trainer.model.render(trainer.scene.cameras[0]).image
                 trainer.stop()
 
     looks = Looks()
-    trainer = splatcli.Trainer(ball, output=tmp_path / "run", iterations=30, callbacks=[looks], **TINY)
+    trainer = splatcli.Trainer(ball, output="run", iterations=30, callbacks=[looks], **TINY)
     with pytest.raises(UsageError, match="before run"):
         _ = trainer.model
     done = trainer.run()
-    assert (done.step, done.reason) == (4, "stopped")
+    assert (done.step, done.reason, done.path) == (4, "stopped", tmp_path / "run")
     assert looks.seen is not None
     assert torch.equal(looks.seen, done.model.render(trainer.scene.cameras[0]).image)
 
@@ -511,6 +517,8 @@ def test_a_strategy_of_ones_own_needs_no_entry_point(
         ({"loss": plain_loss, "batch_size": 2}, "one view a step"),
         ({"loss": plain_loss, "budget": "1GiB"}, "budget: a loss of one's own takes memory that is not known"),
         ({"device": "tpu"}, "is no device"),
+        ({"strategy": AdcStrategy}, "strategy: AdcStrategy is a class"),
+        ({"init": random_gaussians(3).map(torch.Tensor.log)}, r"init: \w+ has \d+ NaN or infinite values"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(
@@ -552,7 +560,7 @@ def test_trainers_without_a_name_get_a_folder_each(ball: Path, tmp_path: Path, m
     trainers = [splatcli.Trainer(ball, iterations=3, **TINY) for _ in range(3)]
     with RunDir.create(Path("output") / ball.name):  # held by a program that has started at once
         runs = [trainer.run() for trainer in trainers]
-    assert [run.path for run in runs] == [Path("output") / f"{ball.name}-{number}" for number in (2, 3, 4)]
+    assert [run.path for run in runs] == [tmp_path / "output" / f"{ball.name}-{number}" for number in (2, 3, 4)]
     assert [trainer.output for trainer in trainers] == [run.path for run in runs]
 
 
@@ -678,7 +686,7 @@ def test_an_empty_model_is_exported_as_a_ply_alone(tmp_path: Path, end: str) -> 
 
 def test_objects_of_another_kind_are_named() -> None:
     model, camera = splatcli.Model(random_gaussians(3)), ring_cameras(1)[0]
-    with pytest.raises(UsageError, match="'scene/' is neither a Scene nor a Model"):
+    with pytest.raises(UsageError, match="other cannot be 'scene/'"):
         model.compare("scene/")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="'gpu' is no device"):
         model.to("gpu")
@@ -850,6 +858,17 @@ def test_what_the_engine_cannot_take_is_a_usage_error(trained: Path, ball: Path,
         r"background cannot be \(1, 1\)": lambda: model.render(camera, background=(1, 1)),  # type: ignore[arg-type]
         "gaussians cannot be None": lambda: splatcli.Model(None),  # type: ignore[arg-type]
         "the path cannot be None": lambda: splatcli.Model.load(None),  # type: ignore[arg-type]
+        "other cannot be a Gaussians": lambda: model.compare(model.gaussians),  # type: ignore[arg-type]
+        "cameras cannot be a Camera": lambda: model.compare(model, cameras=camera),  # type: ignore[arg-type]
+        "one of cameras cannot be 0": lambda: model.compare(model, cameras=[0]),  # type: ignore[list-item]
+        "Model.export.*the path cannot be None": lambda: model.export(None),  # type: ignore[arg-type]
+        "format cannot be 5": lambda: model.export("x", format=5),  # type: ignore[arg-type]
+        r"there is no SH degree 1\.0": lambda: model.export("x.ply", sh_degree=1.0),  # type: ignore[arg-type]
+        "'x' is no opacity": lambda: model.export("x.ply", min_opacity="x"),  # type: ignore[arg-type]
+        "'meta' is no device": lambda: model.to(torch.device("meta")),
+        "'0' is no device": lambda: splatcli.Model.load(trained, device=0),  # type: ignore[arg-type]
+        "Scene.open.*the path cannot be None": lambda: splatcli.Scene.open(None),  # type: ignore[arg-type]
+        "scene: the path cannot be a Model": lambda: splatcli.Trainer(model),  # type: ignore[arg-type]
         "the path cannot be 3": lambda: splatcli.Trainer(ball, output=3),  # type: ignore[arg-type]
         "callbacks cannot be": lambda: splatcli.Trainer(ball, callbacks=None, **TINY),  # type: ignore[arg-type]
         "stop_at cannot be 'x'": lambda: trainer.run(stop_at="x"),  # type: ignore[arg-type]
