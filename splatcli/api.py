@@ -436,7 +436,7 @@ class Trainer:
         device: str | torch.device = "auto",
         callbacks: Iterable[object] = (),
         loss: Loss | None = None,
-        strategy: Strategy | None = None,
+        strategy: str | Strategy | None = None,
         **settings: Any,
     ) -> Trainer:
         """Return a trainer that continues a run, bit-identical to one without a stop; as ``splat resume``.
@@ -452,7 +452,10 @@ class Trainer:
             raise UsageError("this is no run", where=path, remedy="name a run folder, or a checkpoint in one")
         checkpoint = load_checkpoint(file, mapped=True)
         check_loss(checkpoint, folder, given=loss is not None)
-        config, notes = changed_config(checkpoint.config, values=dotted_settings(settings))
+        values = dotted_settings(settings)
+        if strategy is not None:
+            values["strategy.name"] = strategy if isinstance(strategy, str) else type(_checked(strategy)).__name__
+        config, notes = changed_config(checkpoint.config, values=values)
         self.scene = self._read(Path(checkpoint.dataset.root) if scene is None else scene, config)
         self._prepare(config, device, callbacks, loss, strategy)
         self.output, self._from, self._given, self._overwrite, self._named = folder, file, None, False, True

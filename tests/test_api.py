@@ -460,7 +460,7 @@ def test_a_loss_trains_where_gradients_are_off(mode: Any, ball: Path, tmp_path: 
 @NEEDS_COMPILER
 @pytest.mark.parametrize("result", [1.0, torch.zeros(2, requires_grad=True), torch.zeros(())])
 def test_a_loss_has_to_be_a_scalar_with_a_gradient(ball: Path, tmp_path: Path, result: object) -> None:
-    with pytest.raises(UsageError, match="the loss is"):
+    with pytest.raises(UsageError, match=r"loss\(image, target, counts\): the loss is"):
         splatcli.train(ball, output=tmp_path / "run", iterations=2, loss=lambda *_: result, **TINY)  # type: ignore[arg-type, return-value]
     assert not (tmp_path / "run").exists()
 
@@ -501,6 +501,8 @@ def test_a_strategy_of_ones_own_needs_no_entry_point(
         splatcli.Trainer.resume(tmp_path / "run", device="cpu")
     assert run(["resume", str(tmp_path / "run"), "--device", "cpu", "-q"]) == UsageError.exit_code
     assert "splatcli.Trainer.resume(RUN, strategy=...)" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(UsageError, match=r"strategy\.name was Doubles, is mcmc"):
+        splatcli.Trainer.resume(tmp_path / "run", device="cpu", strategy="mcmc")
     again = splatcli.Trainer.resume(tmp_path / "run", device="cpu", strategy=Doubles())
     assert len(again.run().model) == 400
 

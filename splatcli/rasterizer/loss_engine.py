@@ -96,7 +96,7 @@ def _check_scalar(loss: Tensor) -> None:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         without = " without a gradient" if isinstance(loss, Tensor) and not loss.requires_grad else ""
         raise UsageError(
-            f"the loss is {what}{without}", where="loss(image, target, mask)", remedy="return a scalar made of image"
+            f"the loss is {what}{without}", where="loss(image, target, counts)", remedy="return a scalar made of image"
         )
 
 
