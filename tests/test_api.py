@@ -208,6 +208,7 @@ def test_cameras_are_made_of_numbers() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
+        ("width", 2**32 + 8, "width is 4294967304, more than 2,147,483,647 pixels"),
         ("fx", 0.0, "fx is 0.0; a focal length is positive"),
         ("fy", math.nan, "fy is nan"),
         ("fy", -35.0, "fy is -35.0"),

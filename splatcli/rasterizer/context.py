@@ -96,6 +96,10 @@ def _check_numbers(camera: Camera) -> None:
             raise ValueError(f"the camera's {name} is {getattr(camera, name)}, not a finite number")
 
 
+#: The largest side of an image that the kernels can count; larger ones would wrap around.
+_MAX_SIDE = 2**31 - 1
+
+
 def _pixels(name: str, size: object) -> int:
     try:
         pixels = operator.index(size)  # type: ignore[arg-type]
@@ -103,6 +107,8 @@ def _pixels(name: str, size: object) -> int:
         raise TypeError(f"the camera's {name} is {size!r}, not an integer") from None
     if pixels < 1:
         raise ValueError(f"the camera's {name} is {pixels}; an image has at least one pixel")
+    if pixels > _MAX_SIDE:
+        raise ValueError(f"the camera's {name} is {pixels}, more than {_MAX_SIDE:,} pixels")
     return pixels
 
 
