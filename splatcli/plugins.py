@@ -43,8 +43,11 @@ class Plugin:
         """Import the plug-in and return the object that its entry point names. Raises UsageError, which names both."""
         if len(self.points) > 1:
             raise UsageError(f"several packages have a plug-in {self.name!r}: {self}", remedy="uninstall all but one")
-        with self.running():
-            return self.points[0].load()
+        try:
+            with self.running():
+                return self.points[0].load()
+        except OSError as error:  # here it is no file of the user
+            raise self._raised(error) from error
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -53,8 +56,12 @@ class Plugin:
             yield
         except (SplatError, OSError, MemoryError):
             raise
-        except Exception as error:
-            raise self.fault(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+        except (Exception, SystemExit) as error:
+            raise self._raised(error) from error
+
+    def _raised(self, error: BaseException) -> UsageError:
+        first = next(iter(str(error).splitlines()), "")
+        return self.fault(f"{type(error).__name__}: {first}".removesuffix(": "))
 
     def fault(self, what: str) -> UsageError:
         """Return the error for a plug-in that does not work."""

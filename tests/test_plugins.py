@@ -54,6 +54,8 @@ def test_an_unknown_name_lists_what_exists(place: Path) -> None:
     ("module", "point", "fault"),
     [
         ("import no_such_package_anywhere", "splat_broken:Mine", "ModuleNotFoundError: No module named 'no_such_pack"),
+        ("import sys; sys.exit(7)", "splat_broken:Mine", "SystemExit: 7"),
+        ("open('/no/such/file')", "splat_broken:Mine", "FileNotFoundError: [Errno 2]"),
         ("", "splat_broken:Mine", "has no attribute 'Mine'"),
         ("", "no such target", "AttributeError"),
         ("Mine = 5", "splat_broken:Mine", "5 cannot be called"),
