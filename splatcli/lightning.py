@@ -108,13 +108,19 @@ class SplatModule(pl.LightningModule):
 
     @property
     def gaussians(self) -> Gaussians:
-        """The current Gaussians, to render or export."""
-        assert self.run is not None, "fit() makes them"
+        """The current Gaussians, to render or export. Raises UsageError before there are any."""
+        if self.run is None:
+            raise UsageError(
+                "there are no Gaussians before a fit", remedy="call fit() or validate() of Lightning's Trainer"
+            )
         self.run.drain()
         return self.run.state.flushed()
 
     def setup(self, stage: str) -> None:
-        """Start the run, or resume that of a checkpoint. Raises UsageError where ranks would have no view."""
+        """Start the run, or resume that of a checkpoint.
+
+        Raises UsageError without a SceneData of the same settings, and where ranks would have no view.
+        """
         if self.run is not None:
             return
         # Lightning puts it there without declaring it.
@@ -122,6 +128,13 @@ class SplatModule(pl.LightningModule):
         if not isinstance(data, SceneData) or data.scene is None:
             raise UsageError(
                 "a SplatModule trains on a SceneData", remedy="trainer.fit(module, datamodule=SceneData(config))"
+            )
+        read, own = ((one.data, training_image_background(one)) for one in (data.config, self.config))
+        if read != own:
+            raise UsageError(
+                "the SceneData was read with other settings than those of the SplatModule",
+                where="data",
+                remedy="give both the same config",
             )
         views = self.config.train.batch_size
         if views < ranks:
@@ -210,8 +223,11 @@ class SplatModule(pl.LightningModule):
 
 
 def _on_host(value: float) -> Tensor:
-    """Return a figure to log. Lightning would copy a number to the GPU, which waits for the steps in flight."""
-    return torch.tensor(float(value))
+    """Return a figure to log, whatever the precision is.
+
+    Lightning would copy a number to the GPU, which waits for the steps in flight.
+    """
+    return torch.tensor(float(value), dtype=torch.float32)
 
 
 def stored_run(checkpoint: dict[str, Any]) -> Checkpoint:

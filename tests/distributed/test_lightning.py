@@ -107,13 +107,21 @@ def test_a_checkpoint_of_lightning_goes_on_where_it_was(scene: Path, expected: t
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = SplatModule(longer)
-        pl.Trainer(max_steps=STEPS + 2, **quiet).fit(module, datamodule=SceneData(longer), ckpt_path=path)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="before a fit"):
+            _ = module.gaussians
+        third = pl.Trainer(max_steps=STEPS + 2, precision="bf16-true", **quiet)  # type: ignore[arg-type]
+        third.fit(module, datamodule=SceneData(longer), ckpt_path=path)
+        assert third.callback_metrics["num_gaussians"].dtype == torch.float32  # bfloat16 counts to 256
         assert module.run is not None
         assert module.run.state.config.train.ssim_lambda == 0.5
         assert module.run.state.step == STEPS + 2
         with pytest.raises(UsageError, match="sh_degree"):
             pl.Trainer(max_steps=STEPS, **quiet).fit(  # type: ignore[arg-type]
                 SplatModule(other), datamodule=SceneData(other), ckpt_path=path
+            )
+        with pytest.raises(UsageError, match="other settings than those of the SplatModule"):
+            pl.Trainer(max_steps=STEPS, **quiet).fit(  # type: ignore[arg-type]
+                SplatModule(config), datamodule=SceneData(with_settings(config, {"data.test_every": 2}))
             )
 
 
