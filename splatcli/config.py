@@ -28,6 +28,7 @@ from pydantic import (
     Field,
     PlainValidator,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -92,6 +93,15 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     panel: ClassVar[str] = "Quality"
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_truth(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse true and false for numbers: pydantic takes them as 1 and 0."""
+        field = cls.model_fields[info.field_name or ""]
+        if isinstance(value, bool) and field.annotation is not bool:
+            raise ValueError("takes neither true nor false")
+        return value
 
     @field_validator("*")
     @classmethod
@@ -853,6 +863,8 @@ def read_settings(
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "splat docs settings lists the keys"
+            if key in sections():
+                hint = f"{key} is a section, whose settings are {key}.NAME; splat docs settings lists them"
             raise UsageError(f"unknown setting {key!r}", where=file, remedy=hint)
     return values
 
@@ -919,7 +931,7 @@ def parse_config(data: Any) -> Config:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a byte order mark
     except OSError as error:
         raise UsageError(
             f"cannot read the settings: {error.strerror}", where=path, remedy="--config names a TOML file"
@@ -934,9 +946,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def _parse_value(raw: str) -> Any:
     try:
-        return tomllib.loads(f"value = {raw}")["value"]
+        values = tomllib.loads(f"value = {raw}")
     except _UNREADABLE:
         return raw
+    return values["value"] if len(values) == 1 else raw  # lines of their own are no part of a value
 
 
 def _flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
-from splatcli.config import Config, resolve, with_settings
+from splatcli.config import Config, build_config, resolve, with_settings
+from splatcli.errors import UsageError
 
 
 def test_a_config_is_frozen_at_every_level() -> None:
@@ -31,3 +34,24 @@ def test_resolve_replaces_auto_and_leaves_a_given_cap() -> None:
     assert resolve(auto, auto_cap=70).max_gaussians() == 70
     assert resolve(given, auto_cap=70).max_gaussians() == 500
     assert resolve(given, auto_cap=70, memory_cap=60).max_gaussians() == 60
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbf[optim]\r\nsh0_lr = 0.01\r\n")
+    assert build_config(file=tmp_path / "a.toml").optim.sh0_lr == 0.01
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("optim.sh0_lr=true", "optim.sh0_lr = True: takes neither true nor false"),
+        ("train.iterations=false", "train.iterations = False: takes neither true nor false"),
+        ("optim=5", "optim is a section, whose settings are optim.NAME"),
+        ("optim.sh0_lr=0.1\nx = 2", "optim.sh0_lr = '0.1\\nx = 2': Input should be a valid number"),
+    ],
+)
+def test_what_is_no_value_of_a_setting_is_refused(assignment: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        build_config(assignments=[assignment])
+    assert said in str(caught.value)
+    assert build_config(assignments=["train.antialiased=true"]).train.antialiased
