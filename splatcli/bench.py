@@ -31,6 +31,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from splatcli import __version__
+from splatcli.config import UNREADABLE_TOML
 from splatcli.errors import ResourceError, SceneError, SplatError, UsageError
 from splatcli.native.backend import default_threads
 
@@ -118,17 +119,17 @@ def read_plan(path: Path, *, data: Path | None = None, seeds: list[int] | None =
     Raises UsageError.
     """
     try:
-        plan = _Plan.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        plan = _Plan.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise UsageError(
             f"cannot read the plan: {error.strerror}", where=path, remedy="see splat bench --help"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"not valid TOML: {error}", where=path, remedy="benchmarks/plans/ has examples") from None
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise UsageError(f"{place}: {first['msg']}", where=path, remedy="benchmarks/plans/ has examples") from None
+    except UNREADABLE_TOML as error:
+        raise UsageError(f"not valid TOML: {error}", where=path, remedy="benchmarks/plans/ has examples") from None
     root = path.parent if data is None else data
     scenes = {name: [str(root / scene.path), *scene.args] for name, scene in plan.scenes.items()}
     settings = {name: [*plan.args, *setting.args] for name, setting in plan.settings.items()}
@@ -150,6 +151,8 @@ def plan_of(scenes: list[Path], settings: list[str], seeds: list[int]) -> list[C
             raise UsageError(
                 f"--setting needs NAME=FLAGS, found {text!r}", remedy='e.g. --setting "small=--cap-max 50000"'
             )
+        if name.strip() in flags:
+            raise UsageError(f"two settings have the name {name.strip()}", where="--setting", remedy="rename one")
         try:
             flags[name.strip()] = shlex.split(words)
         except ValueError as error:

@@ -56,7 +56,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 MAX_BLOCKS = 1_000
 
 #: tomllib raises these: for bytes that are not UTF-8, bad grammar, numbers of thousands of digits, deep nesting.
-_UNREADABLE = (ValueError, RecursionError)
+UNREADABLE_TOML = (ValueError, RecursionError)
 
 
 class Flag:
@@ -936,7 +936,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"cannot read the settings: {error.strerror}", where=path, remedy="--config names a TOML file"
         ) from None
-    except _UNREADABLE as error:
+    except UNREADABLE_TOML as error:
         raise UsageError(
             f"not valid TOML: {error}",
             where=path,
@@ -947,7 +947,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _parse_value(raw: str) -> Any:
     try:
         values = tomllib.loads(f"value = {raw}")
-    except _UNREADABLE:
+    except UNREADABLE_TOML:
         return raw
     return values["value"] if len(values) == 1 else raw  # lines of their own are no part of a value
 

@@ -34,7 +34,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def test_a_plan_is_scenes_times_settings_times_seeds(tmp_path: Path) -> None:
-    cells = read_plan(written(tmp_path, PLAN))
+    cells = read_plan(written(tmp_path, "\ufeff" + PLAN))  # a byte order mark, of some editors
     assert len(cells) == 8
     assert cells[0] == Cell("fox", "adc", 1, (str(tmp_path / "fox"), "-r", "2", "--iterations", "50"))
     assert cells[-1].name == "lego--mcmc--2"
@@ -54,6 +54,8 @@ def test_data_and_seeds_of_the_command_line_win(tmp_path: Path) -> None:
         ("[scenes.a]\n", "scenes.a.path"),
         ('[scenes.a]\npath = "x"\nsize = 3', "scenes.a.size"),
         ("[scenes\n", "not valid TOML"),
+        (f"seeds = [{'1' * 5000}]", "not valid TOML: Exceeds the limit"),
+        (f"seeds = {'[' * 5000}", "not valid TOML: maximum recursion depth"),
         ('[scenes."a/b"]\npath = "x"', "is not a valid name"),
         ('seeds = []\n[scenes.a]\npath = "x"', "seeds"),
         ("", "scenes"),
@@ -82,6 +84,7 @@ def test_a_command_line_makes_a_plan() -> None:
         (["a/x", "b/x"], [], "two scenes"),
         (["a"], ["plain"], "NAME=FLAGS"),
         (["a"], ["x='"], "quot"),
+        (["a"], ["x=", "x=-r 2"], "two settings have the name x"),
         (["a"], ["/=1"], "name"),
     ],
 )
