@@ -12,6 +12,7 @@ before, so a broken one harms only who asks for it. CONTRIBUTING.md shows what e
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -78,3 +79,9 @@ def plugins(group: str) -> dict[str, Plugin]:
     for point in entry_points(group=group):
         found[point.name] = (*found.get(point.name, ()), point)
     return {name: Plugin(name, found[name]) for name in sorted(found)}
+
+
+def imported() -> list[Plugin]:
+    """Return the plug-ins whose module this process has imported."""
+    found = [plugin for group in (STRATEGIES, FORMATS, READERS) for plugin in plugins(group).values()]
+    return [plugin for plugin in found if any(point.value.partition(":")[0] in sys.modules for point in plugin.points)]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
+from splatcli.cli.error_report import problem_of
 from splatcli.config import build_config
 from splatcli.errors import UsageError
 from splatcli.formats.format import ExportMetadata
@@ -73,6 +74,16 @@ def test_a_broken_plugin_is_named_with_its_package_and_entry_point(
         make_strategy(build_config({"strategy.name": "broken"}), 2.0)
     assert fault in caught.value.what
     assert caught.value.where == f"splat_broken (splatcli.strategies: broken = {point})"
+
+
+def test_a_crash_names_the_plugins_that_are_loaded(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    monkeypatch.delitem(sys.modules, "splat_crash", raising=False)
+    install(place, "splat_crash", WORKING, {STRATEGIES: {"crash": "splat_crash:Mine.of"}})
+    assert "plug-in" not in str(problem_of(KeyError("x"), []).remedy)
+    make_strategy(build_config({"strategy.name": "crash"}), 2.0)
+    remedy = str(problem_of(KeyError("x"), []).remedy)
+    assert ", of splat or of the plug-in splat_crash (splatcli.strategies: crash = splat_crash:Mine.of);" in remedy
 
 
 def test_two_packages_with_one_name_are_both_named(place: Path) -> None:

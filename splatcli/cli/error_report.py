@@ -106,9 +106,12 @@ def _keys_of(option: str) -> list[str]:
 
 def _report_crash(error: Exception, argv: Sequence[str]) -> SplatError:
     """Write the traceback to a file and return the error that names it."""
+    from splatcli.plugins import imported
+
     text = f"splatcli {__version__}\nsplat {' '.join(argv)}\n\n{''.join(traceback.format_exception(error))}"
     path = Path(tempfile.gettempdir()) / f"splat-crash-{time.strftime('%Y%m%d-%H%M%S')}-{id(error):x}.txt"
     summary = f"internal error: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": ")
+    others = "".join(f", of splat or of the plug-in {plugin}" for plugin in imported())
     try:
         # Others may write into that folder, so no existing file or link is written to.
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
@@ -116,5 +119,5 @@ def _report_crash(error: Exception, argv: Sequence[str]) -> SplatError:
             file.write(text)
     except OSError:
         sys.stderr.write(text)
-        return SplatError(summary, remedy="this is a bug; please report it with the traceback above")
-    return SplatError(summary, remedy=f"this is a bug; please report it with {path}")
+        return SplatError(summary, remedy=f"this is a bug{others}; please report it with the traceback above")
+    return SplatError(summary, remedy=f"this is a bug{others}; please report it with {path}")
