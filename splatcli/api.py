@@ -93,7 +93,7 @@ class Scene(EngineScene):
         other = [key for key in values if not key.startswith("data.")]
         if other:
             raise UsageError(f"{other[0]} is no setting of a scene", where="Scene.open()", remedy="give it to train()")
-        place = str(_path(path, "Scene.open()"))
+        place = str(_path(path, "Scene.open()").absolute())  # it may be read again, from another folder
         return cls.read(build_config({**values, "data.scene": place}, by_flags=False).data)
 
     @classmethod
@@ -344,7 +344,10 @@ class Run:
 
     def history(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl: losses, evaluations and what else happened, by step."""
-        text = (self.path / METRICS).read_text(encoding="utf-8")
+        metrics = self.path / METRICS
+        if not metrics.exists():  # a short run without held-out views has none
+            return []
+        text = metrics.read_text(encoding="utf-8")
         return [json.loads(line) for line in text.splitlines()]
 
     def __repr__(self) -> str:
@@ -779,7 +782,8 @@ def _check_default_device() -> None:
 
 def _device(device: str | torch.device) -> str:
     """Return the device that a text or an object of torch names. Raises as resolve_device()."""
-    return resolve_device(str(device))
+    is_cpu = isinstance(device, torch.device) and device.type == "cpu"  # perhaps cpu:0
+    return "cpu" if is_cpu else resolve_device(str(device))
 
 
 def _as_stored(gaussians: Gaussians) -> Gaussians:
