@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import secrets
 import threading
 import time
 from collections import deque
@@ -180,7 +181,7 @@ class LiveRun:
         self._scene_json: bytes | None = None
         self._facts: dict[str, Any] = {}
 
-        self._runs = 0
+        self._run = secrets.randbelow(1 << 52)  # another process that serves here later has other numbers
         self._loss: float | None = None
         self._scores: dict[str, float | None] = {}
         self._marks: deque[tuple[float, int]] = deque(maxlen=_MARKS)  # when each of these steps was done
@@ -194,7 +195,7 @@ class LiveRun:
     def report(self, event: Event, state: TrainState) -> None:
         """Render pending requests after an event. Training waits, so ``state`` does not change meanwhile."""
         if isinstance(event, Started):
-            self._runs += 1
+            self._run += 1
             self._loss, self._scores = None, {}
             self._marks.clear()
             self._scene_json = json.dumps(scene_summary(state)).encode()
@@ -213,7 +214,7 @@ class LiveRun:
             "loss": self._loss,
             **self._scores,
             **self._pace(state),
-            "run": self._runs,  # of several, one after the other
+            "run": self._run,  # tells a page when its cameras are those of another run
         }
         renderer = StateRenderer(state)
         began = self._clock()

@@ -172,7 +172,7 @@ def test_an_image_comes_with_the_progress_of_its_step(
         "loss": 0.5,
         "step": 0,
         "gaussians": len(state.gaussians),
-        "run": 1,
+        "run": run._run,
         "paused": False,
         "seconds": pytest.approx(0.1),
     }
@@ -466,7 +466,10 @@ def test_each_of_several_runs_has_a_stage_of_its_own(
         answer = browser.ask(image_request())
         run.report(stepped(1), state)
         numbers.append(facts(answer.result())["run"])
-    assert numbers == [1, 2]
+    assert numbers == [run._run - 1, run._run]
+    later = LiveRun()  # of another process, at the same port
+    later.report(Started(0, 12, 20, 5, 1, "cpu"), state)
+    assert later._run not in numbers
 
 
 def test_of_very_many_cameras_some_are_shown(state: TrainState) -> None:
