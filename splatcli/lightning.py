@@ -233,11 +233,15 @@ def _on_host(value: float) -> Tensor:
 def stored_run(checkpoint: dict[str, Any]) -> Checkpoint:
     """Return the state of a run in a checkpoint of Lightning, verified; ``splat`` reads it once it is saved.
 
-    Raises ModelFileError.
+    checkpoint: as torch.load() returns it.
+    Raises UsageError for one without a run, ModelFileError for one that is damaged.
     """
-    content = checkpoint.get(KEY)
+    content = checkpoint.get(KEY) if isinstance(checkpoint, dict) else None
     if not isinstance(content, Tensor) or content.dtype != torch.uint8:
-        raise UsageError(f"this checkpoint of Lightning has no {KEY!r}: it is not of a SplatModule")
+        raise UsageError(
+            f"this checkpoint of Lightning has no {KEY!r}: it is not of a SplatModule",
+            remedy="stored_run(torch.load(path)) of a checkpoint that Lightning's Trainer has saved",
+        )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ckpt.pt"
         path.write_bytes(content.numpy().tobytes())

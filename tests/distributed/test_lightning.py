@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+import splatcli
+from splatcli.checkpoint.file import save_checkpoint
+from splatcli.cli.commands import run
 from splatcli.config import with_settings
 from splatcli.errors import UsageError
 from splatcli.scene.read import read_scene
@@ -82,10 +85,12 @@ def test_a_run_under_lightning_has_the_same_bits(
     assert float(checkpoint.gaussians.logit_opacities.min()) < 0.0  # raw
 
 
-def test_a_checkpoint_of_lightning_goes_on_where_it_was(scene: Path, expected: tuple[list[float], int]) -> None:
+def test_a_checkpoint_of_lightning_goes_on_where_it_was(
+    scene: Path, expected: tuple[list[float], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import lightning.pytorch as pl
 
-    from splatcli.lightning import SceneData, SplatModule
+    from splatcli.lightning import SceneData, SplatModule, stored_run
 
     config = config_of(str(scene))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
@@ -100,6 +105,14 @@ def test_a_checkpoint_of_lightning_goes_on_where_it_was(scene: Path, expected: t
         second.fit(module, datamodule=SceneData(config), ckpt_path=path)
     assert module.run is not None
     assert (module.run.state.step, state_digest(module.run.state)) == (STEPS, expected[1])
+
+    # Without Lightning it goes on, too.
+    save_checkpoint(scene.parent / "half.pt", stored_run(torch.load(path)))
+    monkeypatch.chdir(scene.parent)
+    assert run(["resume", "half.pt", "-q", "--device", "cpu"]) == 0
+    assert torch.equal(splatcli.Model.load("output/scene").gaussians.means, module.gaussians.means)
+    with pytest.raises(UsageError, match="has no 'splatcli'"):
+        stored_run(str(path))  # type: ignore[arg-type]
 
     # The settings of the module that resumes count, as those of splat resume do.
     longer = with_settings(config, {"train.iterations": STEPS + 2, "train.ssim_lambda": 0.5})
