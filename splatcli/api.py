@@ -93,6 +93,8 @@ class Scene(EngineScene):
         other = [key for key in values if not key.startswith("data.")]
         if other:
             raise UsageError(f"{other[0]} is no setting of a scene", where="Scene.open()", remedy="give it to train()")
+        if "data.scene" in values:
+            raise UsageError("the folder is named twice", where="Scene.open()", remedy="give the path alone")
         place = str(_path(path, "Scene.open()").absolute())  # it may be read again, from another folder
         return cls.read(build_config({**values, "data.scene": place}, by_flags=False).data)
 

@@ -76,6 +76,8 @@ def test_a_scene_says_what_it_is() -> None:
 def test_a_scene_takes_its_own_settings_only() -> None:
     with pytest.raises(UsageError, match=r"train\.iterations is no setting of a scene"):
         splatcli.Scene.open(COURTYARD, iterations=3)
+    with pytest.raises(UsageError, match="the folder is named twice"):
+        splatcli.Scene.open(COURTYARD, scene="elsewhere")
     with pytest.raises(UsageError, match="no setting 'resolutoin'") as caught:
         splatcli.Scene.open(COURTYARD, resolutoin=3)
     assert "resolution" in str(caught.value.remedy)
