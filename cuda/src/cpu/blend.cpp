@@ -153,12 +153,26 @@ struct TileBlenderVjp {
     const F red = proj[kProjRed], green = proj[kProjGreen], blue = proj[kProjBlue], depth = proj[kProjDepth];
     F sums[kIsectGradUsed];
     for (F& sum : sums) sum = F(0);
-    for (; mask != 0; mask &= mask - 1) {
+    // The alphas of all blocks come first: two loops of short chains of dependent operations, of which the processor
+    // has more in flight than of one long one.
+    struct Alphas {
+      Real alpha[kLanes], raw[kLanes];
+    };
+    alignas(64) Alphas alphas[kBlocksPerTile];
+    Alphas* next = alphas;
+    for (uint32_t left = mask; left != 0; left &= left - 1, ++next) {
+      const auto& at = buffers.blocks[__builtin_ctz(left)];
+      F raw;
+      const F alpha = block_alpha(proj, F::load(at.x) - mean_x, F::load(at.y) - mean_y, raw);
+      alpha.store(next->alpha);
+      raw.store(next->raw);
+    }
+    next = alphas;
+    for (; mask != 0; mask &= mask - 1, ++next) {
       const int block = __builtin_ctz(mask);
       auto& at = buffers.blocks[block];
       const F dx = F::load(at.x) - mean_x, dy = F::load(at.y) - mean_y;
-      F raw;
-      const F alpha = block_alpha(proj, dx, dy, raw);
+      const F alpha = F::load(next->alpha), raw = F::load(next->raw);
       const F before = F::load(at.transmittance);
       const F after = before - alpha * before;
       const auto live = after > F(kMinTransmittance);
