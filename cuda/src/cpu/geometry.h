@@ -48,6 +48,17 @@ SPLAT_INLINE RawGeometry<Lanes<Real, kLanes>> load_geometry(const SplatGaussians
   return raw;
 }
 
+// Requests the rows of shN of Gaussians that load_shN will read soon.
+template <class Real>
+SPLAT_INLINE void prefetch_shN(const SplatGaussians& g, const int32_t* ids, int count, int degree) {
+  constexpr int kLine = 64 / int(sizeof(Real));
+  const int width = 3 * g.shN_count, used = 3 * shN_count(degree);
+  for (int k = 0; k < count; ++k) {
+    const Real* row = static_cast<const Real*>(g.shN) + int64_t(ids[k]) * width;
+    for (int i = 0; i < used; i += kLine) __builtin_prefetch(row + i);
+  }
+}
+
 // The SH coefficients in use of sixteen Gaussians, as lanes: [3 shN_count(degree)], channels innermost.
 // Rows are read sixteen numbers at a time and transposed; gathering number by number takes several times as long.
 template <class Real>
@@ -81,13 +92,12 @@ SPLAT_INLINE void store_shN(const Lanes<Real, kLanes>* values, uint32_t lanes, c
     F piece[kLanes];
     for (int k = 0; k < kLanes; ++k) piece[k] = first + k < used ? values[first + k] : F(0);
     transpose_16(piece);
-    const size_t count = size_t(std::min(kLanes, used - first));
+    const int count = std::min(kLanes, used - first);
     for (uint32_t bits = lanes; bits != 0; bits &= bits - 1) {
       const int lane = __builtin_ctz(bits);
-      Real row[kLanes];
-      piece[lane].store(row);
-      if (count == kLanes) piece[lane].store(rows + width * lane_ids[lane] + first);
-      else std::copy_n(row, count, rows + width * lane_ids[lane] + first);
+      Real* out = rows + width * lane_ids[lane] + first;
+      if (count == kLanes) piece[lane].store(out);
+      else store_first(piece[lane], out, count);
     }
   }
 }

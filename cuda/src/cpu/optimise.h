@@ -10,6 +10,9 @@
 
 namespace splat {
 
+// Numbers of the moments that are requested ahead of the step; the parameters have been read before.
+constexpr int64_t kMomentsAhead = 256;
+
 // step_sizes: of each number; null: all have that of `step`.
 template <class Real>
 SPLAT_INLINE void adam_range(const AdamStep<Real>& step, const Real* grad, Real* param, Real* exp_avg,
@@ -17,6 +20,7 @@ SPLAT_INLINE void adam_range(const AdamStep<Real>& step, const Real* grad, Real*
   using F = Lanes<Real, kLanes>;
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
+    __builtin_prefetch(exp_avg + i + kMomentsAhead, 1), __builtin_prefetch(exp_avg_sq + i + kMomentsAhead, 1);
     F p = F::load(param + i), m = F::load(exp_avg + i), v = F::load(exp_avg_sq + i);
     const F size = step_sizes == nullptr ? F(step.step_size) : F::load(step_sizes + i);
     adam_update(step, size, F::load(grad + i), p, m, v);

@@ -203,7 +203,12 @@ struct ChunkProjector {
     }
     for (int i = 0; i < count; i += kLanes) bound += geometry(chunk, i, std::min(kLanes, count - i), visible);
     if (lazy != nullptr) catch_up_shN<Real>(gaussians, *lazy, frame.ids + chunk * kChunk, visible, view.sh_degree);
-    for (int i = 0; i < visible; i += kLanes) colours(chunk, i, std::min(kLanes, visible - i));
+    const int32_t* ids = frame.ids + chunk * kChunk;
+    for (int i = 0; i < visible; i += kLanes) {
+      const int next = i + kLanes;
+      prefetch_shN<Real>(gaussians, ids + next, std::min(kLanes, visible - next), view.sh_degree);
+      colours(chunk, i, std::min(kLanes, visible - i));
+    }
     frame.chunk_counts[2 * chunk] = visible;
     frame.chunk_counts[2 * chunk + 1] = bound;
   }

@@ -56,12 +56,18 @@ struct ChunkProjectorVjp {
     for (int k = 0; k < 3; ++k) out[9 + k] = sum(pose.translation[k]), out[12 + k] = sum(pose.center[k]);
   }
 
+  // Those of the Gaussians after it follow in memory; blend_vjp has written them in another order.
+  static constexpr int kRowsAhead = 64;
+
   // The sum of the intersection gradients of one Gaussian, in their order.
   SPLAT_INLINE void sum_isect_grads(int64_t slot, Real* out) const {
     const Real* grad_row =
         static_cast<const Real*>(frame.isect_grads) + int64_t(frame.isect_grad_starts[slot]) * kIsectGradSize;
     F total = F(0);
-    for (uint32_t k = 0; k < frame.tiles_per_gauss[slot]; ++k, grad_row += kIsectGradSize) total += F::load(grad_row);
+    for (uint32_t k = 0; k < frame.tiles_per_gauss[slot]; ++k, grad_row += kIsectGradSize) {
+      __builtin_prefetch(grad_row + kRowsAhead * kIsectGradSize);
+      total += F::load(grad_row);
+    }
     total.store(out);
   }
 
@@ -71,6 +77,7 @@ struct ChunkProjectorVjp {
     alignas(64) Real sums[kLanes][kIsectGradSize];
     Real reached[kLanes];
     int used = 0;
+    prefetch_shN<Real>(gaussians, frame.ids + first, count, view.sh_degree);
     for (int k = 0; k < kLanes; ++k) {
       const int64_t slot = first + (k < count ? k : count - 1);
       lane_ids[k] = frame.ids[slot] - int32_t(base);
