@@ -198,8 +198,9 @@ def test_the_first_gpu_leaves_the_second_one_alone(scene: Path, tmp_path: Path) 
 
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="torch with CUDA asks its own runtime for devices")
 def test_autograd_stays_on_its_gpu() -> None:
-    program = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).install_hooks(); "
-    program += "from tests.gpu.simulated.autograd_checks import main; main()"
+    program = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1]).install_hooks(); "
+    # It ends at once: a thread of autograd that still waits for the interpreter would abort when that is gone.
+    program += "from tests.gpu.simulated.autograd_checks import main; main(); os._exit(0)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     command = [sys.executable, "-c", program, str(guard_library())]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
