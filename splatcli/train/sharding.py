@@ -23,7 +23,7 @@ from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage
 from splatcli.rasterizer.step_inputs import DensifyStats, Shard
 from splatcli.train.data_parallel import digest_of
 from splatcli.train.densify.base import Refinement, apply_refinement, as_column, refined_rows
-from splatcli.train.state import TrainState, check_resumable
+from splatcli.train.state import TrainState, check_resumable, log_size_of
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
@@ -50,6 +50,7 @@ def shard_of(
     rows: slice | Tensor = shard.rows if kept is None else kept[shard.rows]
     state = TrainState.from_checkpoint(checkpoint.select_rows(rows), device, store)
     state.shard = shard
+    state.adam.log_size = log_size_of(checkpoint)  # of all rows, where none is stored
     state.origin = digest_of(_columns_of(checkpoint))
     return state
 

@@ -243,6 +243,7 @@ def apply_config(state: TrainState, config: Config) -> None:
     state.config = config
     optim = config.optim
     state.adam.beta1, state.adam.beta2, state.adam.eps = optim.beta1, optim.beta2, optim.eps
+    state.adam.size_power = optim.means_size_power or 0.0
 
 
 def _known_keys(allowed: Iterable[str], settings: dict[str, Any]) -> set[str]:

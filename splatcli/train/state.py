@@ -92,8 +92,9 @@ class TrainState:
         strategy: dict[str, Tensor | Scalar] = {
             "grad2d": self.stats.grad2d.cpu(),  # and waits for the device: then host memory that it shares is complete
             "count": self.stats.count.cpu(),
-            LOG_SIZE: self.adam.log_size,
         }
+        if self.adam.size_power > 0.0:
+            strategy[LOG_SIZE] = self.adam.log_size
         first, second = self.adam.exp_avg.to("cpu"), self.adam.exp_avg_sq.to("cpu")
         return Checkpoint(
             step=self.step,
@@ -133,6 +134,7 @@ class TrainState:
             exp_avg_sq=_copy(stored.exp_avg_sq, device, store),
             sh_last_step=stored.sh_last_step.to(device, copy=True),
             storage=store,
+            log_size=log_size_of(checkpoint),
         )
         stats = DensifyStats(*(_tensor(checkpoint, name).to(device, copy=True) for name in ("grad2d", "count")))
         return cls(
@@ -151,6 +153,17 @@ class TrainState:
             filter_3d=None if checkpoint.filter_3d is None else checkpoint.filter_3d.to(device, copy=True),
             loss=checkpoint.loss,
         )
+
+
+def log_size_of(checkpoint: Checkpoint) -> float:
+    """Return the mean logarithm of the Gaussians' sizes that rates of means are relative to.
+
+    A merged run and one with one rate for all store none: then it is that of the checkpoint's Gaussians.
+    """
+    stored, log_scales = checkpoint.strategy.get(LOG_SIZE), checkpoint.gaussians.log_scales
+    if isinstance(stored, int | float):
+        return float(stored)
+    return sum_of_log_sizes(log_scales) / max(1, len(log_scales))
 
 
 def check_resumable(checkpoint: Checkpoint) -> None:
@@ -184,14 +197,8 @@ def _adam(checkpoint: Checkpoint) -> AdamState:
     first, second = (Gaussians(**{name: moments[name][i] for name in GROUPS}) for i in (0, 1))
     if steps is None:
         steps = torch.full((len(checkpoint.gaussians),), checkpoint.adam_step, dtype=torch.int32)
-    state = AdamState(first, second, checkpoint.adam_step, optim.beta1, optim.beta2, optim.eps, steps)
-    state.size_power, stored = optim.means_size_power or 0.0, checkpoint.strategy.get(LOG_SIZE)
-    if isinstance(stored, (int, float)):
-        state.log_size = float(stored)
-    elif state.size_power > 0.0:  # a merged run
-        log_scales = checkpoint.gaussians.log_scales
-        state.log_size = sum_of_log_sizes(log_scales) / max(1, len(log_scales))
-    return state
+    power = optim.means_size_power or 0.0
+    return AdamState(first, second, checkpoint.adam_step, optim.beta1, optim.beta2, optim.eps, steps, size_power=power)
 
 
 def flushed(checkpoint: Checkpoint) -> Gaussians:

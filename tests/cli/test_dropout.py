@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -55,3 +56,11 @@ def test_large_gaussians_move_faster_by_default_where_views_are_close(splat: Spl
     means = {name: run.gaussians.means for name, run in runs.items()}
     assert torch.equal(means["default"], means["same"])
     assert not torch.equal(means["default"], means["none"])
+    ends = []
+    for power in ("0", "0.5"):  # of a run without, which goes on with or without
+        shutil.copytree(tmp_path / "none", tmp_path / f"none{power}")
+        changed = ("-n", 20, "--set", f"optim.means_size_power={power}")
+        resumed = splat("resume", tmp_path / f"none{power}", *changed, "-q")
+        assert resumed.code == 0, resumed.err
+        ends.append(load_checkpoint(Path(resumed.lines[0])).gaussians.means)
+    assert not torch.equal(*ends)

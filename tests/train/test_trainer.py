@@ -24,6 +24,7 @@ from splatcli.scene.scene import Scene
 from splatcli.train import events
 from splatcli.train.densify import Refinement
 from splatcli.train.events import Evaluated, Event, OpacityReset, Refined, Saved, Started, Stepped, Stopped
+from splatcli.train.sharding import shard_of
 from splatcli.train.trainer import Trainer
 from tests.train.worlds import MemoryRun, PlainEngine, copied, made_scene, plain_renderer, short_config
 
@@ -427,6 +428,12 @@ def test_rates_of_means_are_relative_to_the_sizes_after_the_last_refinement() ->
     assert trainer.state.adam.log_size == pytest.approx(mean_log_size(), abs=1e-5)
     assert trainer.state.adam.log_size != pytest.approx(first, abs=1e-3)
     assert trainer.state.adam.size_power == 0.5
+
+    # Where a checkpoint holds none, as one of a merged run, all shards have the size of all rows.
+    checkpoint = trainer.state.to_checkpoint()
+    del checkpoint.strategy["log_size"]
+    sizes = {shard_of(checkpoint, place, "cpu").adam.log_size for place in (None, (0, 3), (1, 3), (2, 3))}
+    assert sizes == {trainer.state.adam.log_size}
 
 
 def test_all_events_are_frozen() -> None:
