@@ -15,9 +15,16 @@ def main() -> int:
         # Schedulers send SIGUSR1 at any time, and by default it kills. Training handles it later.
         if hasattr(signal, "SIGUSR1"):
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        from splatcli.cli.process import end_imports_at_once, let_idle_threads_sleep, refuse_pipes
+        from splatcli.cli.process import (
+            collect_garbage_rarely,
+            end_imports_at_once,
+            leave_garbage,
+            let_idle_threads_sleep,
+            refuse_pipes,
+        )
 
         end_imports_at_once()
+        collect_garbage_rarely()
         refuse_pipes()
         if "--plain" in sys.argv:
             os.environ["SPLATCLI_PLAIN"] = "1"  # also for processes that the command starts with its own words
@@ -25,7 +32,10 @@ def main() -> int:
         let_idle_threads_sleep()
         from splatcli.cli.commands import run
 
-        return run(sys.argv[1:])
+        try:
+            return run(sys.argv[1:])
+        finally:
+            leave_garbage()
     except KeyboardInterrupt:  # `run` catches it too; here it came while libraries loaded or as the command ended
         return 130
 

@@ -20,3 +20,13 @@ def test_idle_threads_of_torch_sleep_unless_the_user_says_otherwise(given: str |
         environment["OMP_WAIT_POLICY"] = given
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == f"{kept} False"
+
+
+def test_objects_that_stay_are_hardly_ever_looked_through() -> None:
+    code = (
+        "import gc, sys; from splatcli.cli import main; sys.argv = ['splat', 'doctor', '--json']; main(); "
+        "runs = [generation['collections'] for generation in gc.get_stats()]; "
+        "print('torch' in sys.modules, sum(runs) < 100, runs[2], gc.get_freeze_count() > 100_000)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True True 0 True"
