@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
+import unicodedata
+import xml.etree.ElementTree as ET
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -13,7 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.errors import SceneError
-from splatcli.scene.find_images import SUFFIXES, is_file
+from splatcli.scene.find_images import (
+    SUFFIXES,
+    UNREAD_SUFFIXES,
+    ambiguous_error,
+    images_below,
+    is_file,
+)
 from splatcli.scene.points import RawPoints, read_points_ply
 from splatcli.scene.source import rigid_pose
 
@@ -25,6 +35,8 @@ MAX_BYTES = 128 << 20
 #: The same, of files that hold points as well.
 MAX_BYTES_WITH_POINTS = 512 << 20
 _Kind = TypeVar("_Kind", dict[str, Any], list[Any])
+#: Folders of a scene whose images are none of its views.
+_NO_IMAGES = re.compile(r"(masks(_\d+)?|depths?)/")
 #: Stems of point clouds beside a file of cameras, after that file's own.
 _POINTS = ("points", "sparse", "sparse_pc", "points3D", "tie_points", "pointcloud")
 
@@ -40,17 +52,74 @@ def viewmat_of(
     return viewmat
 
 
-def image_name(label: str, folders: Sequence[Path]) -> str:
-    """Return the name of the image that a program calls ``label``: without folders, with the ending it has here."""
-    name = PurePosixPath(label.replace("\\", "/")).name
-    if PurePosixPath(name).suffix.lower() in SUFFIXES or not name:
-        return name or label
-    for folder in folders:
-        for suffix in SUFFIXES:
-            for ending in (suffix, suffix.upper()):
-                if is_file(folder / f"{name}{ending}"):
-                    return f"{name}{ending}"
-    return f"{name}{SUFFIXES[0]}"
+class ImageNames:
+    """Finds the images that programs name by labels without ending, or by paths of the machine that they ran on.
+
+    folders: where images may be; the first that holds any image is searched, with the folders below it.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._folder = folders[0]
+        self._found: dict[str, list[str]] | None = None
+
+    def __call__(self, label: str) -> str:
+        """Return the name of the image relative to its folder; a likely one where it is not there.
+
+        Of several images of that name the one is meant whose folders are the label's too. Raises SceneError where
+        that leaves several.
+        """
+        parts = [part for part in label.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+        if not parts:
+            return label
+        name = parts[-1]
+        candidates = self._index().get(_key(name)) or self._index().get(_key(_without_raw(name))) or []
+        scores = [_common_tail(parts[:-1], candidate.split("/")[:-1]) for candidate in candidates]
+        best = [one for one, score in zip(candidates, scores, strict=True) if score == max(scores)]
+        if len(best) > 1:
+            # In the folder itself rather than below it; a.jpg as it is called rather than a.png.
+            best = [one for one in best if "/" not in one] or best
+            if len({PurePosixPath(one).parent for one in best}) == 1:
+                best = [one for one in best if PurePosixPath(one).name == name] or best
+        if len(best) > 1:
+            raise ambiguous_error(self._folder, label, best)
+        if best:
+            return best[0]
+        return name if PurePosixPath(name).suffix.lower() in SUFFIXES else f"{name}{SUFFIXES[0]}"
+
+    def _index(self) -> dict[str, list[str]]:
+        """Return the images of the folder by the keys of their names."""
+        if self._found is None:
+            self._found = defaultdict(list)
+            for folder in self._folders:
+                names = [name for name in images_below(folder) if not _NO_IMAGES.match(name)]
+                if names:
+                    self._folder = folder
+                    for name in names:
+                        self._found[_key(PurePosixPath(name).name)].append(name)
+                    break
+        return self._found
+
+
+def _key(name: str) -> str:
+    """Return a name without an image's ending, and without case."""
+    stem = PurePosixPath(name).stem if PurePosixPath(name).suffix.lower() in SUFFIXES else name
+    return unicodedata.normalize("NFC", stem).casefold()
+
+
+def _without_raw(name: str) -> str:
+    """Return a name without the ending of a kind of image that is not read: the photos were developed since."""
+    return PurePosixPath(name).stem if PurePosixPath(name).suffix.lower() in UNREAD_SUFFIXES else name
+
+
+def _common_tail(one: list[str], other: list[str]) -> int:
+    """Return how many of the last folders are the same in both."""
+    count = 0
+    for a, b in zip(reversed(one), reversed(other), strict=False):
+        if a.casefold() != b.casefold():
+            break
+        count += 1
+    return count
 
 
 def points_beside(file: Path, limit: int) -> RawPoints | None:
@@ -89,14 +158,12 @@ def load_json(file: Path, kind: type[_Kind], remedy: str, limit: int = MAX_BYTES
     text = ""
     try:
         check_size(file, limit)
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_text(file)
         document = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise SceneError(
             f"not valid JSON: {error.msg}", where=f"{file}:{error.lineno}:{error.colno}", remedy="correct the file"
         ) from None
-    except UnicodeDecodeError as error:
-        raise SceneError(f"not UTF-8 text: {error}", where=file, remedy="write it again as UTF-8") from None
     except _ConstantError as error:
         place = _place_of_constant(text)
         raise SceneError(
@@ -133,6 +200,22 @@ def _place_of_constant(text: str) -> str:
     return f"{text.count(chr(10), 0, start) + 1}:{start - text.rfind(chr(10), 0, start)}"
 
 
+def parse_xml(file: Path, remedy: str) -> ET.Element:
+    """Return the root of an XML file. Raises SceneError, with line and column, for any other file."""
+    content = file.read_bytes()
+    if "<!DOCTYPE" in (start := head(file)) or "<!ENTITY" in start:
+        raise SceneError("has a document type, which no file of cameras has", where=file, remedy=remedy)
+    try:
+        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return ET.fromstring(read_text(file))  # whatever encoding its declaration names
+        return ET.fromstring(content)
+    except ET.ParseError as error:
+        line, column = error.position
+        raise SceneError(f"not valid XML: {error}", where=f"{file}:{line}:{column + 1}", remedy=remedy) from None
+    except (LookupError, ValueError) as error:  # an encoding that its declaration names
+        raise SceneError(f"cannot be read: {error}", where=file, remedy="write it again as UTF-8") from None
+
+
 def finite_numbers(values: object, count: int, what: str, file: Path, remedy: str) -> list[float]:
     """Return the numbers of a list from JSON. Raises SceneError for all else, and for numbers beyond any double."""
     usable = isinstance(values, list) and len(values) == count and all(type(one) in (int, float) for one in values)
@@ -145,10 +228,24 @@ def finite_numbers(values: object, count: int, what: str, file: Path, remedy: st
     return found
 
 
-def head(file: Path) -> bytes:
-    """Return the first 4,096 bytes of a file."""
+def read_text(file: Path) -> str:
+    """Return the text of a file in UTF-8, or in UTF-16 with a byte order mark. Raises SceneError for another."""
+    content = file.read_bytes()
+    try:
+        return content.decode(_encoding(content))
+    except UnicodeDecodeError as error:
+        raise SceneError(f"not UTF-8 text: {error}", where=file, remedy="write it again as UTF-8") from None
+
+
+def _encoding(content: bytes) -> str:
+    return "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+
+
+def head(file: Path) -> str:
+    """Return the text of the first 4,096 bytes of a file, with marks in place of what is no text."""
     with file.open("rb") as stream:
-        return stream.read(4096)
+        start = stream.read(4096)
+    return start.decode(_encoding(start), "replace")
 
 
 def with_suffix(root: Path, suffix: str) -> list[Path]:

@@ -16,7 +16,16 @@ from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.brown import Brown, colmap_camera
 from splatcli.scene.geodesy import enu_axes, from_geocentric
-from splatcli.scene.imported import check_size, head, image_name, only_one, points_beside, viewmat_of, with_suffix
+from splatcli.scene.imported import (
+    ImageNames,
+    check_size,
+    head,
+    only_one,
+    parse_xml,
+    points_beside,
+    viewmat_of,
+    with_suffix,
+)
 from splatcli.scene.source import ROTATION_TOLERANCE, FixedLens, Problems, Reader, SceneSource, View
 
 FILES = "cameras of Metashape (XML)"
@@ -45,8 +54,9 @@ def read_metashape(root: Path, data: DataConfig, problems: Problems) -> SceneSou
     """Read the aligned cameras of the one chunk that has any, in the coordinates of that chunk's world."""
     file = only_one(_files(root), "Metashape cameras")
     check_size(file)
-    chunk = _chunk(_parse(file), file)
+    chunk = _chunk(parse_xml(file, _EXPORT), file)
     folders = [root / "images", root]
+    names = ImageNames([root / data.images] if data.images else folders)
     notes: list[str] = []
     lenses = _lenses(chunk, file, problems, notes)
     placements, only = _placements(chunk, file, notes)
@@ -68,7 +78,7 @@ def read_metashape(root: Path, data: DataConfig, problems: Problems) -> SceneSou
                     raise SceneError(f"{label}: its sensor is not in the file", where=file, remedy=_EXPORT)
                 continue  # its lens is a problem already
             placement = placements.get(element.get("component_id"), placements[None])
-            views.append(_view(element, label, lens, placement, file, folders))
+            views.append(_view(element, label, lens, placement, file, names))
     notes += [f"{count} cameras of the Metashape chunk are {reason}" for reason, count in skipped.items()]
     views, moved = _locally(views, notes)
     source = SceneSource(root, file, views, folders, notes=notes)
@@ -79,17 +89,7 @@ def read_metashape(root: Path, data: DataConfig, problems: Problems) -> SceneSou
 
 
 def _files(root: Path) -> list[Path]:
-    return [path for path in with_suffix(root, ".xml") if b"<chunk" in (start := head(path)) and b"<document" in start]
-
-
-def _parse(file: Path) -> ET.Element:
-    if b"<!DOCTYPE" in head(file) or b"<!ENTITY" in head(file):
-        raise SceneError("has a document type, which Metashape does not write", where=file, remedy=_EXPORT)
-    try:
-        return ET.parse(file).getroot()
-    except ET.ParseError as error:
-        line, column = error.position
-        raise SceneError(f"not valid XML: {error}", where=f"{file}:{line}:{column + 1}", remedy=_EXPORT) from None
+    return [path for path in with_suffix(root, ".xml") if "<chunk" in (start := head(path)) and "<document" in start]
 
 
 def _chunk(document: ET.Element, file: Path) -> ET.Element:
@@ -248,13 +248,12 @@ def _placement(transform: ET.Element | None, label: str, file: Path) -> _Placeme
 
 
 def _view(
-    element: ET.Element, label: str, lens: FixedLens, placement: _Placement, file: Path, folders: list[Path]
+    element: ET.Element, label: str, lens: FixedLens, placement: _Placement, file: Path, names: ImageNames
 ) -> View:
     matrix = _numbers(element.find("transform"), 16, "its transform", label, file).reshape(4, 4)
     rotation = placement.rotation @ matrix[:3, :3]
     center = placement.scale * placement.rotation @ matrix[:3, 3] + placement.translation
-    name = image_name(element.get("label", ""), folders)
-    return View(name, lens, viewmat_of(rotation, center, file, label, opengl=False), label)
+    return View(names(element.get("label", "")), lens, viewmat_of(rotation, center, file, label, opengl=False), label)
 
 
 def _locally(views: list[View], notes: list[str]) -> tuple[list[View], bool]:

@@ -69,7 +69,7 @@ def read_openmvg(root: Path, data: DataConfig, problems: Problems) -> SceneSourc
 
 
 def _files(root: Path) -> list[Path]:
-    return [path for path in with_suffix(root, ".json") if b'"sfm_data_version"' in head(path)]
+    return [path for path in with_suffix(root, ".json") if '"sfm_data_version"' in head(path)]
 
 
 def _load(root: Path) -> tuple[Path, dict[str, Any]]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.brown import Brown
-from splatcli.scene.imported import finite_numbers, image_name, load_json, only_one, viewmat_of, with_suffix
+from splatcli.scene.imported import ImageNames, finite_numbers, load_json, only_one, viewmat_of, with_suffix
 from splatcli.scene.points import RawPoints, stride
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
 
@@ -54,6 +54,7 @@ def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
     (file, calibrated), *_ = project.load(_CAMERAS, "calibrated cameras")
     sensors = {_id(sensor, file, "a sensor"): sensor for sensor in _list(calibrated, "sensors", file)}
     folders = [root, root / "images"]
+    names = ImageNames([root / data.images] if data.images else folders)
     lenses: dict[int, FixedLens] = {}
     views = []
     for camera in _list(calibrated, "cameras", file):
@@ -66,7 +67,7 @@ def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
             sensor = int(finite_numbers([camera.get("sensor_id")], 1, f"{label}: sensor_id", file, _EXPORT)[0])
             if sensor not in lenses:
                 lenses[sensor] = _lens(sensors.get(sensor), sensor, sizes, file)
-            views.append(_view(camera, label, lenses[sensor], _image(uri, listed, root, label, data), file))
+            views.append(_view(camera, label, lenses[sensor], _image(uri, listed, root, label, data, names), file))
     source = SceneSource(root, file, views, folders)
     source.notes += _passed_over(images, views)
     with problems.collect():
@@ -120,13 +121,15 @@ def _sizes(project: _Project) -> dict[int, tuple[int, int]]:
     return sizes
 
 
-def _image(uri: str, listed: Path, root: Path, label: str, data: DataConfig) -> tuple[str, str | None]:
+def _image(
+    uri: str, listed: Path, root: Path, label: str, data: DataConfig, names: ImageNames
+) -> tuple[str, str | None]:
     """Return the name of the image of a URI, relative to the scene where it is below that."""
     parts = urlsplit(uri)
     path = unquote(parts.path)
     if parts.scheme or path.startswith("/"):
         # The place on the machine that wrote the project; here the image lies in the folder, or in its images/.
-        return image_name(path, [root, root / "images"]), None
+        return names(path), None
     inside = os.path.relpath(listed.parent / path, root)
     return path_in_scene(Path(inside).as_posix(), root, listed, label, allow_outside=data.allow_outside)
 

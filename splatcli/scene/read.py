@@ -218,10 +218,14 @@ def _compare(source: SceneSource, other: Reader, root: Path, data: DataConfig) -
     """Note that COLMAP is used and the other file is not. Raises UsageError when the two disagree."""
     problems = Problems(root)
     try:
-        difference = disagreement(source, other.read(root, data, problems))
+        found = other.read(root, data, problems)
+        difference = disagreement(source, found)
         problems.raise_any()
     except SceneError:
         source.notes.append(f"the COLMAP model is used; {other.files} cannot be read and is not used")
+        return
+    if difference is not None and found.incidental:
+        source.notes.append(f"the COLMAP model is used, not {other.files}: {difference}")
         return
     if difference is not None:
         raise UsageError(

@@ -1,9 +1,15 @@
-"""RealityCapture's and RealityScan's cameras (Export, Registration, Internal/External camera parameters, CSV)."""
+"""RealityCapture's and RealityScan's cameras: a table (Internal/External camera parameters), or an XMP file an image.
+
+The templates of the exports (calibration.xml) and Epic's "RealityCapture XMP Camera Math" say what the numbers mean.
+"""
 
 from __future__ import annotations
 
 import csv
 import math
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,24 +20,51 @@ from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.brown import Brown
-from splatcli.scene.imported import check_size, head, image_name, only_one, points_beside, viewmat_of, with_suffix
+from splatcli.scene.find_images import images_below
+from splatcli.scene.imported import (
+    ImageNames,
+    check_size,
+    head,
+    only_one,
+    parse_xml,
+    points_beside,
+    read_text,
+    viewmat_of,
+    with_suffix,
+)
 from splatcli.scene.source import Problems, Reader, SceneSource, View
 
-FILES = "cameras of RealityCapture (CSV)"
+FILES = "cameras of RealityCapture (CSV or XMP)"
 _EXPORT = "export the registration again as Internal/External camera parameters"
+_EXPORT_XMP = "export the XMP files again: Alignment, Export, Metadata (XMP), with camera poses"
 #: Names of the columns in the newer files -> those in the older ones.
 _NAMES = {"yaw": "heading", "f_35mm": "f", "px_norm": "px", "py_norm": "py"}
 _NEEDED = {"name", "x", "y", "alt", "heading", "pitch", "roll", "f"}
-_OPTIONAL = ("px", "py", "k1", "k2", "k3", "k4", "t1", "t2")
+_COEFFICIENTS = ("k1", "k2", "k3", "k4", "t1", "t2")
+_OPTIONAL = ("px", "py", *_COEFFICIENTS)
+#: What separates the cells of a table; those after the first are what spreadsheets write where decimals have commas.
+_DELIMITERS = ",;\t"
 #: Lines before the header, such as the number of cameras.
 _BEFORE = 3
 #: Millimetres of the longer side of 35 mm film.
 _FILM = 36.0
+#: Degrees that the cameras of a scene may be apart, and how many times further from zero they are then.
+_DEGREES_APART, _DEGREES_AWAY = 0.2, 50.0
+
+#: The start of RealityCapture's namespace in XMP files, whatever its version.
+_XCR = "http://www.capturingreality.com/ns/xcr/"
+#: Distortion models in XMP files that are Brown's; their six coefficients are in the order of _COEFFICIENTS.
+_BROWN = ("perspective", "brown3", "brown4", "brown3t2", "brown4t2")
+#: Pixels by which a skewed or stretched pixel grid may shift the image's edge, which is not corrected.
+_MAX_SHIFT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class CsvLens:
-    """A lens in units of the image's longer side; the principal point is from the middle of the image."""
+class FilmLens:
+    """A lens in units of the image's longer side; the principal point is from the middle of the image.
+
+    skew: relative to the focal length. aspect: of the focal lengths.
+    """
 
     file: Path
     label: str
@@ -39,59 +72,87 @@ class CsvLens:
     offset: tuple[float, float]
     radial: tuple[float, ...]
     tangential: tuple[float, float]
+    skew: float = 0.0
+    aspect: float = 1.0
 
     def __call__(self, width: int, height: int) -> pycolmap.Camera:
         side = max(width, height)
+        shift = max(abs(self.skew) / self.focal, abs(self.aspect - 1.0)) * side / 2
+        if shift > _MAX_SHIFT:
+            raise SceneError(
+                f"{self.label}: its pixels are skewed or stretched (skew {self.skew:g}, aspect ratio {self.aspect:g}), "
+                f"by {shift:.2g} pixels at the edge, which is not corrected",
+                where=self.file,
+                remedy="align with a distortion model without K+, or export undistorted images",
+            )
         focal = self.focal * side
         center = (width / 2 + self.offset[0] * side, height / 2 + self.offset[1] * side)
         return Brown(focal, focal, *center, self.radial, self.tangential).camera(width, height, self.file, self.label)
 
 
 def read_realitycapture(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
-    """Read the cameras of the table, in its coordinates: x east, y north, alt up where the project is georeferenced."""
-    file = only_one(_files(root), "RealityCapture cameras")
-    check_size(file)
+    """Read the cameras of the table, else of the XMP files, in their coordinates: z up, x east, y north if placed."""
     folders = [root / "images", root]
+    names = ImageNames([root / data.images] if data.images else folders)
+    files = _files(root)
+    if not files:
+        return _read_xmp(root, data, folders, names, problems)
+    file = only_one(files, "RealityCapture cameras")
+    check_size(file)
     views = []
     for line, row in _rows(file):
         with problems.collect():
-            views.append(_view(row, file, line, folders))
+            views.append(_view(row, file, line, names))
+    _check_metres(views, file)
     source = SceneSource(root, file, views, folders)
     with problems.collect():
         source.points = points_beside(file, data.max_points)
     return source
 
 
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
 def _files(root: Path) -> list[Path]:
-    return [
-        path for path in with_suffix(root, ".csv") if _header(head(path).decode("utf-8-sig", "replace").split("\n"))
-    ]
+    return [path for path in with_suffix(root, ".csv") if _header(head(path).split("\n"))]
 
 
-def _header(lines: list[str]) -> tuple[int, list[str]] | None:
-    """Return the line of the header and the names of the columns; None where there is none."""
+def _header(lines: list[str]) -> tuple[int, list[str], str] | None:
+    """Return the line of the header, the names of the columns and what separates them; None where there is none."""
     for number, line in enumerate(lines[: _BEFORE + 1]):
-        names = [name.strip().lstrip("#").strip().lower() for name in line.split(",")]
-        names = [_NAMES.get(name, name) for name in names]
-        if set(names) >= _NEEDED:
-            return number, names
+        for delimiter in _DELIMITERS:
+            names = [name.strip().strip('"').lstrip("#").strip().lower() for name in line.split(delimiter)]
+            names = [_NAMES.get(name, name) for name in names]
+            if set(names) >= _NEEDED:
+                return number, names, delimiter
     return None
 
 
 def _rows(file: Path) -> list[tuple[int, dict[str, str]]]:
     """Return the rows by the names of their columns, with the number of their line."""
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise SceneError(f"not UTF-8 text: {error}", where=file, remedy=_EXPORT) from None
+    lines = read_text(file).splitlines()
     found = _header(lines)
     assert found is not None
-    number, names = found
+    number, names, delimiter = found
     rows = []
     try:
-        for line, row in enumerate(csv.reader(lines[number + 1 :]), number + 2):
-            if row and any(cell.strip() for cell in row):
-                rows.append((line, dict(zip(names, (cell.strip() for cell in row), strict=False))))
+        for line, row in enumerate(csv.reader(lines[number + 1 :], delimiter=delimiter), number + 2):
+            cells = [cell.strip() for cell in row]
+            while cells and not cells[-1] and len(cells) > len(names):  # a delimiter at the end of the line
+                cells.pop()
+            if not any(cells) or cells[0].startswith("#"):
+                continue
+            if len(cells) != len(names):
+                raise SceneError(
+                    f"has {len(cells)} cells, the header {len(names)}",
+                    where=f"{file}:{line}",
+                    remedy="names with commas go into quotation marks, and decimals have points; or " + _EXPORT,
+                )
+            if delimiter != ",":
+                cells = [
+                    cell if name == "name" else cell.replace(",", ".") for name, cell in zip(names, cells, strict=True)
+                ]
+            rows.append((line, dict(zip(names, cells, strict=True))))
     except csv.Error as error:
         raise SceneError(f"not a table of comma-separated values: {error}", where=file, remedy=_EXPORT) from None
     if not rows:
@@ -99,31 +160,32 @@ def _rows(file: Path) -> list[tuple[int, dict[str, str]]]:
     return rows
 
 
-def _view(row: dict[str, str], file: Path, line: int, folders: list[Path]) -> View:
+def _view(row: dict[str, str], file: Path, line: int, names: ImageNames) -> View:
     where = f"{file}:{line}"
     if not row.get("name"):
         raise SceneError("has no name of an image", where=where, remedy="correct or remove that line")
     label = f"camera {row['name']!r}"
     values = {name: _number(row, name, where, label) for name in (_NEEDED - {"name"})}
     values |= {name: _number(row, name, where, label) if name in row else 0.0 for name in _OPTIONAL}
-    if not values["f"] > 0:
-        raise SceneError(f"{label}: f is {values['f']:g}; a focal length is positive", where=where, remedy=_EXPORT)
-    lens = CsvLens(
-        file,
-        label,
-        values["f"] / _FILM,
-        (values["px"], values["py"]),
-        tuple(values[f"k{i}"] for i in (1, 2, 3, 4)),
-        # t1 is the factor of r^2 + 2 x^2, OpenCV's p2.
-        (values["t2"], values["t1"]),
-    )
+    coefficients = [values[name] for name in _COEFFICIENTS]
+    lens = _lens(values["f"], (values["px"], values["py"]), coefficients, file, where, label)
     rotation = _rotation(values["heading"], values["pitch"], values["roll"])
     center = np.array([values["x"], values["y"], values["alt"]])
-    name = image_name(row["name"], folders)
-    return View(name, lens, viewmat_of(rotation, center, where, label, opengl=True), label)
+    return View(names(row["name"]), lens, viewmat_of(rotation, center, where, label, opengl=True), label)
 
 
-def _number(row: dict[str, str], name: str, where: str, label: str) -> float:
+def _lens(
+    focal: float, offset: tuple[float, float], coefficients: Sequence[float], file: Path, where: object, label: str
+) -> FilmLens:
+    """Return the lens of a focal length in millimetres of 35 mm film, and of coefficients as in _COEFFICIENTS."""
+    if not focal > 0:
+        raise SceneError(f"{label}: f is {focal:g}; a focal length is positive", where=where, remedy=_EXPORT)
+    *radial, t1, t2 = coefficients
+    # t1 is the factor of r^2 + 2 x^2, OpenCV's p2: the export in OpenCV's order has k1, k2, t2, t1, k3.
+    return FilmLens(file, label, focal / _FILM, offset, tuple(radial), (t2, t1))
+
+
+def _number(row: Mapping[str, str], name: str, where: object, label: str) -> float:
     try:
         value = float(row.get(name, ""))
     except ValueError:
@@ -144,4 +206,122 @@ def _rotation(heading: float, pitch: float, roll: float) -> NDArray[np.float64]:
     return np.asarray(about_z @ about_x @ about_y)
 
 
-READER = Reader("realitycapture", FILES, lambda root: bool(_files(root)), read_realitycapture)
+def _check_metres(views: list[View], file: Path) -> None:
+    """Raise SceneError for positions that are degrees of longitude and latitude beside metres of height."""
+    if len(views) < 2:
+        return
+    places = np.array([view.center[:2] for view in views])
+    apart = float(np.ptp(places, axis=0).max())
+    inside = (np.abs(places) <= [180.0, 90.0]).all()
+    if inside and apart < _DEGREES_APART and np.abs(places).max() > _DEGREES_AWAY * apart:
+        x, y = places[0]
+        raise SceneError(
+            f"its positions, such as {x:.6f}, {y:.6f}, are degrees of longitude and latitude",
+            where=file,
+            remedy="export again in a metric coordinate system: the grid plane, local Euclidean, or a UTM zone",
+        )
+
+
+# --- XMP files --------------------------------------------------------------------------------------------------------
+
+
+def _xmp_files(root: Path) -> Iterator[Path]:
+    """Yield the XMP files with poses of RealityCapture, beside the images or in the scene's folder."""
+    for folder in (root / "images", root):
+        if not folder.is_dir():
+            continue
+        files = [path for path in folder.rglob("*") if path.suffix.lower() == ".xmp"] if folder != root else None
+        found = False
+        for file in sorted(files) if files is not None else with_suffix(folder, ".xmp"):
+            if file.is_file() and _XCR in (start := head(file)) and "Rotation" in start and "Position" in start:
+                found = True
+                yield file
+        if found:
+            return
+
+
+def _read_xmp(root: Path, data: DataConfig, folders: list[Path], names: ImageNames, problems: Problems) -> SceneSource:
+    files = [*_xmp_files(root)]
+    views: dict[str, list[View]] = {}
+    skewed = 0
+    for file in files:
+        with problems.collect():
+            component, view = _xmp_view(file, root, names)
+            views.setdefault(component, []).append(view)
+            assert isinstance(view.lens, FilmLens)
+            skewed += bool(view.lens.skew or view.lens.aspect != 1)
+    counts = Counter({component: len(some) for component, some in views.items()})
+    best = counts.most_common(1)[0][0] if counts else ""
+    source = SceneSource(root, files[0], views.get(best, []), folders, incidental=True)
+    if len(counts) > 1:
+        source.notes.append(
+            f"the largest component of RealityCapture is used, with {counts[best]} images; others have "
+            + ", ".join(str(count) for component, count in counts.items() if component != best)
+        )
+    if skewed:
+        source.notes.append(f"the skew and the aspect ratio of {skewed} cameras are left out: less than half a pixel")
+    folder = next((folder for folder in folders if files[0].is_relative_to(folder)), root)
+    without = sum(1 for _ in images_below(folder)) - len(files)
+    if without > 0:
+        source.notes.append(f"{without} images have no pose of RealityCapture beside them and are not used")
+    with problems.collect():
+        source.points = points_beside(root / "points.xmp", data.max_points)
+    return source
+
+
+def _xmp_view(file: Path, root: Path, names: ImageNames) -> tuple[str, View]:
+    """Return the component that a camera belongs to, and its view."""
+    check_size(file)
+    values = _xmp_values(parse_xml(file, _EXPORT_XMP))
+    label = f"camera {file.stem!r}"
+
+    def numbers(name: str, counts: tuple[int, ...], default: str = "") -> list[float]:
+        words = values.get(name, default).split()
+        if len(words) not in counts:
+            raise SceneError(
+                f"{label}: {name} has {len(words)} numbers, expected {counts[0]}", where=file, remedy=_EXPORT_XMP
+            )
+        return [_number({name: word}, name, file, label) for word in words]
+
+    model = values.get("DistortionModel", "perspective")
+    if model not in _BROWN:
+        raise SceneError(
+            f"{label}: the distortion model {model!r} is not read, only {', '.join(_BROWN)}",
+            where=file,
+            remedy="choose Brown3 or Brown4 (Alignment, Settings, Distortion model), align and export again; or export "
+            "undistorted images",
+        )
+    projection = values.get("ProjectionModel", "perspective")
+    if projection != "perspective":
+        raise SceneError(
+            f"{label}: images in {projection} projection are not read", where=file, remedy="export perspective images"
+        )
+    rotation = np.array(numbers("Rotation", (9,))).reshape(3, 3)  # world to camera, row by row
+    center = np.array(numbers("Position", (3,)))
+    coefficients = (numbers("DistortionCoeficients", (6, 3, 4), "0 0 0 0 0 0") + [0.0] * 3)[:6]
+    (focal,) = numbers("FocalLength35mm", (1,))
+    (u,), (v,) = numbers("PrincipalPointU", (1,), "0"), numbers("PrincipalPointV", (1,), "0")
+    (skew,), (aspect,) = numbers("Skew", (1,), "0"), numbers("AspectRatio", (1,), "1")
+    plain = _lens(focal, (u, v), coefficients, file, file, label)
+    lens = FilmLens(file, label, plain.focal, plain.offset, plain.radial, plain.tangential, skew, aspect)
+    name = names(file.relative_to(root).with_suffix("").as_posix())
+    view = View(name, lens, viewmat_of(rotation.T, center, file, label, opengl=False), label)
+    return values.get("ComponentId", ""), view
+
+
+def _xmp_values(document: ET.Element) -> dict[str, str]:
+    """Return RealityCapture's properties by their names, whether they are attributes or elements."""
+    values: dict[str, str] = {}
+    for element in document.iter():
+        pairs = [*element.attrib.items(), (element.tag, element.text or "")]
+        for name, value in pairs:
+            if name.startswith(f"{{{_XCR}"):
+                values.setdefault(name.rpartition("}")[2], value.strip())
+    return values
+
+
+def _matches(root: Path) -> bool:
+    return bool(_files(root)) or next(_xmp_files(root), None) is not None
+
+
+READER = Reader("realitycapture", FILES, _matches, read_realitycapture)

@@ -92,6 +92,7 @@ class SceneSource:
     resized_folders: whether ``<folder>_2``, ``_4``, ``_8`` beside the image folder hold smaller copies.
     depth_scale: scene units that 1 in a depth map is, where the layout says so.
     alternatives: what else could be read instead, for messages ("--model sparse/1 has 180 images").
+    incidental: programs leave these files beside images: where a COLMAP model is too, they need not agree with it.
     """
 
     root: Path
@@ -105,6 +106,7 @@ class SceneSource:
     resized_folders: bool = True
     depth_scale: float | None = None
     alternatives: str | None = None
+    incidental: bool = False
     notes: list[str] = field(default_factory=list)
 
 

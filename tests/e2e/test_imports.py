@@ -39,6 +39,7 @@ PROGRAMS: dict[str, Writer] = {
     "metashape in a component": lambda *a, **k: write.metashape(*a, **k, placement=PLACED),
     "realitycapture": write.realitycapture,
     "realityscan": lambda *a, **k: write.realitycapture(*a, **k, newer=True),
+    "realitycapture by XMP": write.realitycapture_xmp,
     "opf": write.opf,
     "opf with a list in a folder": lambda *a, **k: write.opf(
         *a, **k, uri=lambda name: f"../photos/{name}", list_file="meta/camera-list.json"
@@ -176,6 +177,8 @@ def known_camera(i: int) -> write.Known:
         ("metashape", K4),
         ("realitycapture", K3),
         ("realitycapture", K4),
+        ("realitycapture by XMP", K3),
+        ("realitycapture by XMP", K4),
         ("opf", K3),
         ("opensfm", K3),
         ("openmvg", K3),
@@ -287,6 +290,71 @@ def test_slaves_of_a_rig_are_reported_as_such(tmp_path: Path) -> None:
     )
 
 
+# --- names of images, and tables that went through other programs --------------------------------------------------
+
+
+@pytest.mark.parametrize("program", ["metashape", "realitycapture"])
+def test_images_in_folders_below(program: str, tmp_path: Path) -> None:
+    """Labels without ending find them; paths of the other machine tell images of one name apart."""
+    cameras = [known_camera(i) for i in range(made.COUNT)]
+    made.write_images(tmp_path / "images")
+    for i, camera in enumerate(cameras):
+        (tmp_path / f"images/camera{i % 2}").mkdir(exist_ok=True)
+        (tmp_path / "images" / camera.name).rename(
+            tmp_path / f"images/camera{i % 2}" / camera.name.replace("png", "PNG")
+        )
+    PROGRAMS[program](tmp_path, None, cameras)
+    wanted = sorted((f"camera{i % 2}/{camera.name}".replace("png", "PNG"), i) for i, camera in enumerate(cameras))
+    scene = read_scene(tmp_path, DataConfig())
+    assert [camera.name for camera in scene.cameras] == [name for name, _ in wanted]
+    np.testing.assert_allclose(scene.cameras[-1].center, cameras[wanted[-1][1]].center, atol=1e-9)
+    twin = tmp_path / f"images/camera1/{cameras[0].name}"
+    shutil.copy(tmp_path / "images" / wanted[0][0], twin)
+    with pytest.raises(SceneError, match=r"2 files could be meant: camera0/0000\.PNG, camera1/0000\.png"):
+        read_scene(tmp_path, DataConfig())
+    if program == "realitycapture":
+        file = tmp_path / "registration.csv"
+        file.write_text(re.sub(r"^(\d+)", r"D:\\job\\camera0\\\1", file.read_text(), count=1, flags=re.MULTILINE))
+        assert len(read_scene(tmp_path, DataConfig()).cameras) == made.COUNT
+
+
+def test_a_table_that_went_through_a_spreadsheet(tmp_path: Path) -> None:
+    cameras = [known_camera(i) for i in range(made.COUNT)]
+    made.write_images(tmp_path / "images")
+    write.realitycapture(tmp_path, None, cameras)
+    file = tmp_path / "registration.csv"
+    rows = [line.split(",") for line in file.read_text().splitlines()]
+    lines = [";".join(cell if cell.endswith(".png") else cell.replace(".", ",") for cell in row) for row in rows]
+    file.write_text("\r\n".join(f"{line};" for line in lines), encoding="utf-16")
+    for camera, known in zip(read_scene(tmp_path, DataConfig()).cameras, cameras, strict=True):
+        np.testing.assert_allclose(camera.center, known.center, atol=1e-9)
+        np.testing.assert_allclose([camera.fx, camera.cx], [known.focal, known.cx], atol=1e-9)
+
+
+def test_xmp_files_beside_images_are_sorted_out(tmp_path: Path) -> None:
+    """Components have frames of their own; a COLMAP model goes before them without having to agree."""
+    cameras = [known_camera(i) for i in range(made.COUNT)]
+    made.write_images(tmp_path / "images")
+    write.realitycapture_xmp(tmp_path, None, cameras)
+    for i, camera in enumerate(cameras):
+        file = (tmp_path / "images" / camera.name).with_suffix(".xmp")
+        text = file.read_text().replace('Skew="0"', f'Skew="1e-6" xcr:ComponentId="{{{i % 3 == 0}}}"')
+        file.write_text(text.replace("xcr:Rotation", "xcr:Gravity") if i == 0 else text)
+    scene = read_scene(tmp_path, DataConfig())
+    assert {camera.name for camera in scene.cameras} == {c.name for i, c in enumerate(cameras) if i % 3}
+    kept = len(scene.cameras)
+    assert (
+        f"the largest component of RealityCapture is used, with {kept} images; others have {made.COUNT - kept - 1}"
+        in scene.notes
+    )
+    assert "1 images have no pose of RealityCapture beside them and are not used" in scene.notes
+    assert any("the skew and the aspect ratio" in note for note in scene.notes)
+    made.write_model(tmp_path / "sparse/0", made.reconstruction())
+    scene = read_scene(tmp_path, DataConfig())
+    assert (scene.kind, len(scene.cameras)) == ("colmap", made.COUNT)
+    assert any("the COLMAP model is used, not cameras of RealityCapture" in note for note in scene.notes)
+
+
 # --- points, and places on the Earth ----------------------------------------------------------------------------------
 
 
@@ -388,6 +456,42 @@ HARMS: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
         "realitycapture",
         replaced("registration.csv", "view_000.jpg,", "view_000.jpg,x"),
         (":2", "not a number"),
+    ),
+    "a name with a comma": (
+        "realitycapture",
+        replaced("registration.csv", "view_000.jpg,", "view,000.jpg,"),
+        (":2", "has 17 cells, the header 16", "quotation marks"),
+    ),
+    "degrees": (
+        "realitycapture",
+        lambda root: (root / "registration.csv").write_text(
+            re.sub(
+                r"(view_0(\d+)\.jpg),[^,]+,[^,]+",
+                r"\1,8.5410\2,47.3770\2",
+                (root / "registration.csv").read_text(),
+            )
+        ),
+        ("registration.csv", "are degrees of longitude and latitude", "metric coordinate system"),
+    ),
+    "the division model": (
+        "realitycapture by XMP",
+        replaced("images/view_003.xmp", "brown4t2", "division"),
+        ("view_003.xmp", "the distortion model 'division' is not read", "Brown3"),
+    ),
+    "a stretched pixel grid": (
+        "realitycapture by XMP",
+        replaced("images/view_003.xmp", 'AspectRatio="1"', 'AspectRatio="1.01"'),
+        ("view_003.xmp", "skewed or stretched", "without K+"),
+    ),
+    "a cut XMP file": (
+        "realitycapture by XMP",
+        replaced("images/view_003.xmp", "</x:xmpmeta>", ""),
+        ("view_003.xmp:", "not valid XML"),
+    ),
+    "eight numbers": (
+        "realitycapture by XMP",
+        replaced("images/view_003.xmp", 'Position="', 'Position="0 '),
+        ("view_003.xmp", "Position has 4 numbers, expected 3"),
     ),
     "no rows": (
         "realitycapture",

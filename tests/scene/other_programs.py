@@ -149,6 +149,40 @@ def realitycapture(
     copy_images(images, root / "images", cameras, lambda _, name: name)
 
 
+def realitycapture_xmp(
+    root: Path, images: Path | None, cameras: Sequence[Known], lens: Distortion = NONE, *, folder: str = "images"
+) -> None:
+    """A file beside each image; x = R (X - position), R row by row, as attributes or as elements.
+
+    As the KB article has it: pixel = f x / z * side + side * principal point + size / 2, f = FocalLength35mm / 36.
+    """
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    copy_images(images, root / folder, cameras, lambda _, name: name)
+    for i, camera in enumerate(cameras):
+        side = max(camera.width, camera.height)
+        u, v = (camera.cx - camera.width / 2) / side, (camera.cy - camera.height / 2) / side
+        rotation, position = numbers(camera.rotation.T), numbers(camera.center)
+        coefficients = numbers([*lens.radial, *lens.tangential[::-1]])
+        inside = (
+            f"<xcr:Rotation>{rotation}</xcr:Rotation><xcr:Position>{position}</xcr:Position>"
+            f"<xcr:DistortionCoeficients>{coefficients}</xcr:DistortionCoeficients>"
+        )
+        written = f'xcr:Rotation="{rotation}" xcr:Position="{position}" xcr:DistortionCoeficients="{coefficients}"'
+        (root / folder / camera.name).with_suffix(".xmp").write_text(
+            f"""<x:xmpmeta xmlns:x="adobe:ns:meta/">
+  <rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
+    <rdf:Description xcr:Version="3" xcr:PosePrior="initial" xcr:Coordinates="absolute"
+       xcr:DistortionModel="brown4t2" xcr:FocalLength35mm="{camera.focal / side * 36!r}" xcr:Skew="0"
+       xcr:AspectRatio="1" xcr:PrincipalPointU="{u!r}" xcr:PrincipalPointV="{v!r}" xcr:CalibrationPrior="initial"
+       xmlns:xcr="http://www.capturingreality.com/ns/xcr/1.1#" {written if i % 2 else ""}>
+      {"" if i % 2 else inside}
+    </rdf:Description>
+  </rdf:RDF>
+</x:xmpmeta>
+"""
+        )
+
+
 def opf(
     root: Path,
     images: Path | None,
