@@ -20,7 +20,6 @@ from splatcli.errors import SceneError
 from splatcli.scene.find_images import (
     SUFFIXES,
     UNREAD_SUFFIXES,
-    ambiguous_error,
     images_below,
     is_file,
 )
@@ -82,7 +81,11 @@ class ImageNames:
             if len({PurePosixPath(one).parent for one in best}) == 1:
                 best = [one for one in best if PurePosixPath(one).name == name] or best
         if len(best) > 1:
-            raise ambiguous_error(self._folder, label, best)
+            raise SceneError(
+                f"{label!r} could be {len(best)} images: {', '.join(best)}",
+                where=self._folder,
+                remedy="keep one of them, or give the images different names and export the cameras again",
+            )
         if best:
             return best[0]
         return name if PurePosixPath(name).suffix.lower() in SUFFIXES else f"{name}{SUFFIXES[0]}"

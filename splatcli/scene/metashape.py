@@ -34,7 +34,7 @@ _EXPORT = "export the cameras again: File, Export, Export Cameras, Agisoft XML"
 _MAX_SKEW = 0.5
 #: Distances from the Earth's centre, metres, at which coordinates are geocentric.
 _EARTH = (6.3e6, 6.4e6)
-_IN_RIG = "slaves of a multi-camera rig, which have no poses of their own in the file; only its masters are used"
+_NO_OFFSET = "slaves of a multi-camera rig whose sensors have no offset from the master in the file"
 _NUMBERS = ("f", "cx", "cy", "b1", "b2", "k1", "k2", "k3", "k4", "p1", "p2", "p3", "p4")
 
 
@@ -62,29 +62,35 @@ def read_metashape(root: Path, data: DataConfig, problems: Problems) -> SceneSou
     placements, only = _placements(chunk, file, notes)
     views: list[View] = []
     skipped: Counter[str] = Counter()
-    aligned = {camera.get("id") for camera in chunk.iterfind("cameras//camera") if camera.find("transform") is not None}
-    for element in chunk.iterfind("cameras//camera"):
-        reason = _why_not(element, only)
-        if reason is not None:
-            # Its pose is its sensor's offset from the master, in a unit that Agisoft does not describe.
-            in_rig = element.find("transform") is None and element.get("master_id") in aligned
-            skipped[_IN_RIG if in_rig else reason] += 1
+    elements = [*chunk.iterfind("cameras//camera")]
+    masters = {element.get("id"): element for element in elements if element.find("transform") is not None}
+    offsets = _offsets(chunk, file, problems)
+    for element in elements:
+        master = element if element.find("transform") is not None else masters.get(element.get("master_id"))
+        sensor = element.get("sensor_id", "")
+        reason = _why_not(element, master, offsets.get(sensor), only)
+        if reason is not None or master is None:
+            skipped[reason or ""] += 1
             continue
         label = f"camera {element.get('id', '?')} {element.get('label', '')!r}"
         with problems.collect():
-            lens = lenses.get(element.get("sensor_id", ""))
+            lens = lenses.get(sensor)
             if lens is None:
-                if element.get("sensor_id", "") not in _sensor_ids(chunk):
+                if sensor not in _sensor_ids(chunk):
                     raise SceneError(f"{label}: its sensor is not in the file", where=file, remedy=_EXPORT)
                 continue  # its lens is a problem already
-            placement = placements.get(element.get("component_id"), placements[None])
-            views.append(_view(element, label, lens, placement, file, names))
+            placement = placements.get(master.get("component_id"), placements[None])
+            matrix = _matrix(master, label, file) @ offsets.get(sensor, np.eye(4))
+            views.append(_view(element, matrix, label, lens, placement, file, names))
     notes += [f"{count} cameras of the Metashape chunk are {reason}" for reason, count in skipped.items()]
     views, moved = _locally(views, notes)
     source = SceneSource(root, file, views, folders, notes=notes)
-    if not moved:
-        with problems.collect():
-            source.points = points_beside(file, data.max_points)
+    with problems.collect():
+        points = points_beside(file, data.max_points)
+        if moved and points is not None:
+            notes.append(f"{points.file.name} is not used: of a geocentric chunk, points have other coordinates")
+        else:
+            source.points = points
     return source
 
 
@@ -110,17 +116,45 @@ def _sensor_ids(chunk: ET.Element) -> set[str]:
     return {sensor.get("id", "") for sensor in chunk.iterfind("sensors/sensor")}
 
 
-def _why_not(camera: ET.Element, only: str | None) -> str | None:
-    """Return why a camera is passed over, for a note; None for one that is a view."""
-    if camera.find("transform") is None:
+def _why_not(
+    camera: ET.Element, master: ET.Element | None, offset: NDArray[np.float64] | None, only: str | None
+) -> str | None:
+    """Return why a camera is passed over, for a note; None for one that is a view.
+
+    master: the camera with the pose, mostly this one itself.
+    """
+    if master is None:
         return "not aligned"
     if camera.get("enabled", "1").lower() in ("0", "false"):
         return "disabled"
-    return "of another component" if only is not None and camera.get("component_id") != only else None
+    if master is not camera and offset is None:
+        return _NO_OFFSET
+    return "of another component" if only is not None and master.get("component_id") != only else None
+
+
+def _offsets(chunk: ET.Element, file: Path, problems: Problems) -> dict[str, NDArray[np.float64]]:
+    """Return [4, 4], slave to master, by the sensors of rigs, in the chunk's unit; none for one without an offset."""
+    sensors = [*chunk.iterfind("sensors/sensor")]
+    offsets = {master: np.eye(4) for sensor in sensors if (master := sensor.get("master_id")) is not None}
+    for sensor in sensors:
+        parts = [sensor.find("rotation"), sensor.find("location")]
+        if "master_id" not in sensor.attrib or not any(part is not None and part.text for part in parts):
+            continue
+        label = f"sensor {sensor.get('id', '?')} {sensor.get('label', '')!r}"
+        with problems.collect():
+            offset = np.eye(4)
+            if parts[0] is not None and parts[0].text:
+                offset[:3, :3] = _numbers(parts[0], 9, "its rotation", label, file).reshape(3, 3)
+            if parts[1] is not None and parts[1].text:
+                offset[:3, 3] = _numbers(parts[1], 3, "its location", label, file)
+            offsets[sensor.get("id", "")] = offset
+    return offsets
 
 
 def _lenses(chunk: ET.Element, file: Path, problems: Problems, notes: list[str]) -> dict[str, FixedLens]:
-    used = {camera.get("sensor_id", "") for camera in chunk.iterfind("cameras//camera") if not _why_not(camera, None)}
+    elements = [*chunk.iterfind("cameras//camera")]
+    posed = {camera.get("id") for camera in elements if camera.find("transform") is not None}
+    used = {camera.get("sensor_id", "") for camera in elements if {camera.get("id"), camera.get("master_id")} & posed}
     lenses = {}
     for sensor in chunk.iterfind("sensors/sensor"):
         number = sensor.get("id", "")
@@ -210,7 +244,9 @@ def _placements(chunk: ET.Element, file: Path, notes: list[str]) -> tuple[dict[s
     """Return placements by component, that of the chunk under None; and the largest one, if no frame is common."""
     placements: dict[str | None, _Placement] = {None: _placement(chunk.find("transform"), "the chunk", file)}
     counted = Counter(
-        camera.get("component_id") for camera in chunk.iterfind("cameras//camera") if not _why_not(camera, None)
+        camera.get("component_id")
+        for camera in chunk.iterfind("cameras//camera")
+        if _why_not(camera, None if camera.find("transform") is None else camera, None, None) is None
     )
     placed = True
     for component in chunk.iterfind("components/component"):
@@ -247,10 +283,19 @@ def _placement(transform: ET.Element | None, label: str, file: Path) -> _Placeme
     return _Placement(rotation, translation, scale)
 
 
+def _matrix(camera: ET.Element, label: str, file: Path) -> NDArray[np.float64]:
+    return _numbers(camera.find("transform"), 16, "its transform", label, file).reshape(4, 4)
+
+
 def _view(
-    element: ET.Element, label: str, lens: FixedLens, placement: _Placement, file: Path, names: ImageNames
+    element: ET.Element,
+    matrix: NDArray[np.float64],
+    label: str,
+    lens: FixedLens,
+    placement: _Placement,
+    file: Path,
+    names: ImageNames,
 ) -> View:
-    matrix = _numbers(element.find("transform"), 16, "its transform", label, file).reshape(4, 4)
     rotation = placement.rotation @ matrix[:3, :3]
     center = placement.scale * placement.rotation @ matrix[:3, 3] + placement.translation
     return View(names(element.get("label", "")), lens, viewmat_of(rotation, center, file, label, opengl=False), label)

@@ -273,20 +273,51 @@ def test_b1_stretches_the_width_and_a_small_skew_is_reported(tmp_path: Path) -> 
     assert "1 cameras of the Metashape chunk are not aligned" in scene.notes
 
 
-def test_slaves_of_a_rig_are_reported_as_such(tmp_path: Path) -> None:
-    """Their elements name a master and have no transform; one whose master is not aligned has no pose at all."""
+@pytest.mark.parametrize("leader", [0, 1])
+def test_a_rig_of_two_cameras(leader: int, tmp_path: Path) -> None:
+    """A slave has a master and no transform; sensors have their offsets from the rig's frame, in the chunk's unit.
+
+    The master of cameras need not be of the master of sensors: the pose is the frame's all the same.
+    """
+    cameras = [known_camera(i) for i in range(made.COUNT)]
     made.write_images(tmp_path / "images")
-    write.metashape(tmp_path, None, [known_camera(i) for i in range(made.COUNT)])
-    slaves = "".join(f'<camera id="{90 + i}" sensor_id="0" master_id="{i}" label="slave{i}"/>' for i in range(2))
-    lost = f'<camera id="92" sensor_id="0" master_id="{made.COUNT}" label="slave2"/>'
-    text = (tmp_path / "project.xml").read_text().replace("</group></cameras>", f"{slaves}{lost}</group></cameras>")
+    turn, shift = Rotation.from_euler("XYZ", [5, 80, -3], degrees=True).as_matrix(), np.array([0.3, -0.05, 0.1])
+    rigs = [
+        write.Known(f"{i:04d}.png", 64, 48, 60.0, 33.5, 22.75, camera.rotation, camera.center)
+        for i, camera in enumerate(cameras[: made.COUNT // 2])
+    ]
+    slaves = "".join(
+        f'<camera id="{90 + i}" sensor_id="{1 - leader}" master_id="{i}" label="{len(rigs) + i:04d}"/>'
+        for i in range(len(rigs))
+    )
+    slaves += f'<camera id="80" sensor_id="1" master_id="{len(rigs)}" label="slave"/>'
+    slaves += '<camera id="81" sensor_id="2" master_id="0" label="slave"/>'
+    write.metashape(tmp_path, None, rigs, placement=PLACED, placed_by="chunk")
+    text = (tmp_path / "project.xml").read_text()
+    text = text.replace("</group></cameras>", f"{slaves}</group></cameras>")
+    text = text.replace('sensor_id="0" component', f'sensor_id="{leader}" component')
+    sensor = re.search('<sensor id="0".*</sensor>', text, re.DOTALL)[0]
+    offset = f"<rotation>{write.numbers(turn)}</rotation><location>{write.numbers(shift / PLACED[2])}</location>"
+    second = sensor.replace('id="0"', 'id="1" master_id="0"', 1).replace("<f>60.0<", "<f>50.0<")
+    third = sensor.replace('id="0"', 'id="2" master_id="0"', 1).replace("</sensor>", "<location/></sensor>")
+    text = text.replace(sensor, sensor + second.replace("</sensor>", f"{offset}</sensor>") + third)
     (tmp_path / "project.xml").write_text(text)
     scene = read_scene(tmp_path, DataConfig())
-    assert len(scene.cameras) == made.COUNT
+    assert len(scene.cameras) == 2 * len(rigs)
+    for i, rig in enumerate(rigs):
+        pair = [scene.cameras[i], scene.cameras[len(rigs) + i]]
+        frame, other = pair[leader], pair[1 - leader]
+        assert (frame.fx, other.fx) == (60.0, 50.0)
+        np.testing.assert_allclose(frame.center, rig.center, atol=1e-9)
+        np.testing.assert_allclose(frame.viewmat[:3, :3].T, rig.rotation, atol=1e-9)
+        # A point at the slave's origin, and one a unit before it, by the offset's definition.
+        np.testing.assert_allclose(other.center, rig.rotation @ shift + rig.center, atol=1e-9)
+        np.testing.assert_allclose(other.viewmat[2, :3], rig.rotation @ turn @ [0, 0, 1], atol=1e-9)
+        np.testing.assert_allclose(other.viewmat[0, :3], rig.rotation @ turn @ [1, 0, 0], atol=1e-9)
     assert "2 cameras of the Metashape chunk are not aligned" in scene.notes
     assert (
-        "2 cameras of the Metashape chunk are slaves of a multi-camera rig, which have no poses of their own in the "
-        "file; only its masters are used" in scene.notes
+        "1 cameras of the Metashape chunk are slaves of a multi-camera rig whose sensors have no offset from the "
+        "master in the file" in scene.notes
     )
 
 
@@ -310,7 +341,7 @@ def test_images_in_folders_below(program: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(scene.cameras[-1].center, cameras[wanted[-1][1]].center, atol=1e-9)
     twin = tmp_path / f"images/camera1/{cameras[0].name}"
     shutil.copy(tmp_path / "images" / wanted[0][0], twin)
-    with pytest.raises(SceneError, match=r"2 files could be meant: camera0/0000\.PNG, camera1/0000\.png"):
+    with pytest.raises(SceneError, match=r"could be 2 images: camera0/0000\.PNG, camera1/0000\.png"):
         read_scene(tmp_path, DataConfig())
     if program == "realitycapture":
         file = tmp_path / "registration.csv"
@@ -391,7 +422,10 @@ def test_a_geocentric_chunk_is_read_in_metres_east_north_and_up(sample: list[wri
         for camera in sample
     ]
     write.metashape(tmp_path, SAMPLE / "images", earth, placement=placement)
+    write.write_points(tmp_path / "points.ply", np.eye(3), np.zeros((3, 3), np.uint8))
     scene = read_scene(tmp_path, DataConfig())
+    assert scene.points is None
+    assert any(note.startswith("points.ply is not used") for note in scene.notes)
     middle = np.mean([camera.center for camera in sample], axis=0)
     for camera, known in zip(scene.cameras, sample, strict=True):
         np.testing.assert_allclose(camera.center, known.center - middle, atol=1e-5)
