@@ -59,7 +59,7 @@ class ImageNames:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
-        self._folder = folders[0]
+        self.folder = folders[0]
         self._found: dict[str, list[str]] | None = None
 
     def __call__(self, label: str) -> str:
@@ -83,7 +83,7 @@ class ImageNames:
         if len(best) > 1:
             raise SceneError(
                 f"{label!r} could be {len(best)} images: {', '.join(best)}",
-                where=self._folder,
+                where=self.folder,
                 remedy="keep one of them, or give the images different names and export the cameras again",
             )
         if best:
@@ -97,7 +97,7 @@ class ImageNames:
             for folder in self._folders:
                 names = [name for name in images_below(folder) if not _NO_IMAGES.match(name)]
                 if names:
-                    self._folder = folder
+                    self.folder = folder
                     for name in names:
                         self._found[_key(PurePosixPath(name).name)].append(name)
                     break

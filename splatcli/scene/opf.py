@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.brown import Brown
+from splatcli.scene.find_images import is_file
 from splatcli.scene.imported import ImageNames, finite_numbers, load_json, only_one, viewmat_of, with_suffix
 from splatcli.scene.points import RawPoints, stride
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
@@ -25,6 +26,7 @@ _CAMERAS = "application/opf-calibrated-cameras+json"
 _INPUT = "application/opf-input-cameras+json"
 _LIST = "application/opf-camera-list+json"
 _GLTF = "model/gltf+json"
+_READ = (_CAMERAS, _INPUT, _LIST, _GLTF)
 #: glTF's component types of positions and colours, and elements of its vectors.
 _FLOAT, _UBYTE = 5126, 5121
 _WIDTHS = {"VEC3": 3, "VEC4": 4}
@@ -50,26 +52,33 @@ def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
     """Read the calibrated cameras, in the project's processing frame (a right-handed local one, z up)."""
     project = _project(root)
     images = _images(project)
-    sizes = _sizes(project)
-    (file, calibrated), *_ = project.load(_CAMERAS, "calibrated cameras")
+    sizes, known = _inputs(project)
+    (file, calibrated), *others = project.load(_CAMERAS, "calibrated cameras")
     sensors = {_id(sensor, file, "a sensor"): sensor for sensor in _list(calibrated, "sensors", file)}
     folders = [root, root / "images"]
-    names = ImageNames([root / data.images] if data.images else folders)
+    names = ImageNames([root / data.images] if data.images else folders[::-1])
     lenses: dict[int, FixedLens] = {}
     views = []
+    rolling = 0
     for camera in _list(calibrated, "cameras", file):
         with problems.collect():
             number = _id(camera, file, "a camera")
             label = f"camera {number}"
+            rolling += any(camera.get("rolling_shutter") or ())
             uri, listed = images.get(number, ("", file))
             if not uri:
                 raise SceneError(f"{label}: it is not in the project's list of cameras", where=file, remedy=_EXPORT)
-            sensor = int(finite_numbers([camera.get("sensor_id")], 1, f"{label}: sensor_id", file, _EXPORT)[0])
+            sensor = _id(camera, file, label, "sensor_id")
             if sensor not in lenses:
                 lenses[sensor] = _lens(sensors.get(sensor), sensor, sizes, file)
             views.append(_view(camera, label, lenses[sensor], _image(uri, listed, root, label, data, names), file))
     source = SceneSource(root, file, views, folders)
-    source.notes += _passed_over(images, views)
+    if (count := len(known & images.keys()) - len(views)) > 0:
+        source.notes.append(f"{count} images of the project are not calibrated")
+    if rolling:
+        source.notes.append(f"the rolling shutter of {rolling} images is known to the project, and is not corrected")
+    if others:
+        source.notes.append(f"the project has {1 + len(others)} calibrations; {file.name} is used")
     with problems.collect():
         source.points = _points(project, data.max_points)
     return source
@@ -82,9 +91,11 @@ def _project(root: Path) -> _Project:
     for item in _list(document, "items", file):
         for resource in _list(item, "resources", file):
             kind, uri = resource.get("format"), resource.get("uri")
-            if isinstance(kind, str) and isinstance(uri, str) and item.get("type") != "point_cloud":
-                name, _ = path_in_scene(unquote(uri), root, file, "a resource", allow_outside=False)
-                resources.setdefault(kind, []).append(root / name)
+            if kind not in _READ or not isinstance(uri, str):
+                continue
+            name, _ = path_in_scene(unquote(uri), root, file, "a resource", allow_outside=False)
+            # Of point clouds those of the calibration come first, its tie points.
+            resources.setdefault(kind, []).insert(0 if item.get("type") == "calibration" else 1 << 30, root / name)
     return _Project(root, file, resources)
 
 
@@ -95,10 +106,11 @@ def _list(document: dict[str, Any], key: str, file: Path) -> list[dict[str, Any]
     return found
 
 
-def _id(document: dict[str, Any], file: Path, what: str) -> int:
-    number = document.get("id")
+def _id(document: dict[str, Any], file: Path, what: str, key: str = "id") -> int:
+    """Return an identifier, a whole number of 64 bits, which a float would round."""
+    number = document.get(key)
     if not isinstance(number, int):
-        raise SceneError(f"{what} has no number ('id')", where=file, remedy=_EXPORT)
+        raise SceneError(f"{what} has no number ({key!r})", where=file, remedy=_EXPORT)
     return number
 
 
@@ -111,14 +123,16 @@ def _images(project: _Project) -> dict[int, tuple[str, Path]]:
     return found
 
 
-def _sizes(project: _Project) -> dict[int, tuple[int, int]]:
-    """Return the width and height of the images of each sensor."""
-    sizes = {}
+def _inputs(project: _Project) -> tuple[dict[int, tuple[int, int]], set[int]]:
+    """Return the width and height of the images of each sensor, and the numbers of the cameras, depth maps left out."""
+    sizes, cameras = {}, set()
     for file, document in project.load(_INPUT, "input cameras"):
         for sensor in _list(document, "sensors", file):
             width, height = _numbers(sensor, "image_size_px", 2, file, "a sensor")
             sizes[_id(sensor, file, "a sensor")] = (round(width), round(height))
-    return sizes
+        for capture in _list(document, "captures", file):
+            cameras |= {_id(camera, file, "a camera") for camera in _list(capture, "cameras", file)}
+    return sizes, cameras
 
 
 def _image(
@@ -127,10 +141,18 @@ def _image(
     """Return the name of the image of a URI, relative to the scene where it is below that."""
     parts = urlsplit(uri)
     path = unquote(parts.path)
+    if parts.fragment.startswith("page=") and parts.fragment not in ("page=0", "page="):
+        raise SceneError(
+            f"{label}: its image is not the first one of {path!r} ({parts.fragment}), and only that is read",
+            where=listed,
+            remedy="export the images as separate files",
+        )
     if parts.scheme or path.startswith("/"):
         # The place on the machine that wrote the project; here the image lies in the folder, or in its images/.
         return names(path), None
-    inside = os.path.relpath(listed.parent / path, root)
+    inside = os.path.relpath(listed.parent / path.replace("\\", "/"), root)
+    if inside.startswith(os.pardir) and not data.allow_outside and is_file(names.folder / (found := names(path))):
+        return found, None  # the project was moved without the folders around it
     return path_in_scene(Path(inside).as_posix(), root, listed, label, allow_outside=data.allow_outside)
 
 
@@ -169,13 +191,8 @@ def _view(camera: dict[str, Any], label: str, lens: FixedLens, image: tuple[str,
     return View(image[0], lens, viewmat, f"{label} {image[0]!r}", image[1])
 
 
-def _passed_over(images: dict[int, tuple[str, Path]], views: list[View]) -> list[str]:
-    count = len(images) - len(views)
-    return [f"{count} images of the project are not calibrated"] if count > 0 else []
-
-
 def _points(project: _Project, limit: int) -> RawPoints | None:
-    """Return the tie points of the calibration; None where the project has none."""
+    """Return the tie points of the calibration, else the first point cloud; None where the project has none."""
     files = project.resources.get(_GLTF, [])
     if not files:
         return None
@@ -183,13 +200,16 @@ def _points(project: _Project, limit: int) -> RawPoints | None:
     document = load_json(file, dict, _EXPORT)
     clouds = []
     try:
-        for node in document["nodes"]:
-            primitive = document["meshes"][node["mesh"]]["primitives"][0]["attributes"]
-            xyz = _accessor(document, primitive["POSITION"], file).astype(np.float64)
+        nodes = [node for node in document["nodes"] if "mesh" in node]
+        primitives = [document["meshes"][node["mesh"]]["primitives"][0]["attributes"] for node in nodes]
+        total = sum(int(document["accessors"][primitive["POSITION"]]["count"]) for primitive in primitives)
+        step = stride(total, limit)
+        for node, primitive in zip(nodes, primitives, strict=True):
+            xyz = _accessor(document, primitive["POSITION"], file, step).astype(np.float64)
             matrix = np.array(node.get("matrix", np.eye(4).ravel()), dtype=np.float64).reshape(4, 4).T
             rgb = np.full((len(xyz), 3), 128, np.uint8)
             if "COLOR_0" in primitive:
-                rgb = _accessor(document, primitive["COLOR_0"], file)[:, :3]
+                rgb = _accessor(document, primitive["COLOR_0"], file, step)[:, :3]
             x, y, z = (xyz @ matrix[:3, :3].T + matrix[:3, 3]).T
             clouds.append((np.stack([x, -z, y], axis=1), rgb))  # glTF's y is up, OPF's z
         points = np.concatenate([xyz for xyz, _ in clouds])
@@ -198,12 +218,11 @@ def _points(project: _Project, limit: int) -> RawPoints | None:
             raise ValueError("positions and colours differ in number")
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise SceneError(f"is no OPF point cloud: {error!r}", where=file, remedy=_EXPORT) from None
-    step = stride(len(points), limit)
-    return RawPoints(points[::step], colours[::step], file, len(points)) if len(points) else None
+    return RawPoints(points, colours, file, total) if len(points) else None
 
 
-def _accessor(document: dict[str, Any], index: int, file: Path) -> NDArray[Any]:
-    """Return [N, 3 or 4], the numbers of a glTF accessor: floats or bytes."""
+def _accessor(document: dict[str, Any], index: int, file: Path, step: int) -> NDArray[Any]:
+    """Return [N, 3 or 4], the numbers of a glTF accessor: floats or bytes; each ``step``-th element."""
     accessor = document["accessors"][index]
     view = document["bufferViews"][accessor["bufferView"]]
     uri = document["buffers"][view["buffer"]]["uri"]
@@ -215,8 +234,13 @@ def _accessor(document: dict[str, Any], index: int, file: Path) -> NDArray[Any]:
     path = file.parent / name
     if not path.is_file() or offset + count * width * kind.itemsize > path.stat().st_size:
         raise SceneError("is not there, or shorter than its glTF says", where=path, remedy=_EXPORT)
-    values: NDArray[Any] = np.fromfile(path, dtype=kind, count=count * width, offset=offset)
-    return values.reshape(count, width)
+    if view.get("byteStride", width * kind.itemsize) != width * kind.itemsize:
+        raise SceneError("has buffers of several kinds of numbers, which OPF has not", where=file, remedy=_EXPORT)
+    if not count:
+        return np.zeros((0, width), kind)
+    # A dense cloud can be larger than the memory.
+    values: NDArray[Any] = np.memmap(path, kind, mode="r", offset=offset, shape=(count, width))
+    return np.array(values[::step])
 
 
 READER = Reader("opf", FILES, lambda root: bool(with_suffix(root, ".opf")), read_opf)

@@ -537,6 +537,11 @@ HARMS: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
         replaced("calibration/calibrated-cameras.json", '"perspective"', '"fisheye"'),
         ("calibrated-cameras.json", "'fisheye' are not read", "undistorted"),
     ),
+    "a page of a TIFF": (
+        "opf",
+        replaced("camera-list.json", "view_003.jpg", "view_003.jpg#page=2"),
+        ("camera-list.json", "page=2", "separate files"),
+    ),
     "no calibration": (
         "opf",
         replaced("project.opf", "opf-calibrated-cameras", "opf-other"),
@@ -657,6 +662,27 @@ def test_the_largest_reconstruction_of_opensfm_is_used(sample: list[write.Known]
 def test_views_of_openmvg_without_a_pose_are_counted(sample: list[write.Known], tmp_path: Path) -> None:
     write.openmvg(tmp_path, SAMPLE / "images", sample)
     assert "1 views of the OpenMVG file have no pose or no intrinsics" in read_scene(tmp_path, DataConfig()).notes
+
+
+def test_an_opf_project_of_a_phone_that_was_moved(tmp_path: Path) -> None:
+    """Its images lay beside its folder; the points are those of a point_cloud item; the shutter was rolling."""
+    cameras = [known_camera(i) for i in range(made.COUNT)]
+    made.write_images(tmp_path / "images")
+    xyz, rgb = np.random.default_rng(3).normal(size=(40, 3)), np.zeros((40, 3), np.uint8)
+    write.opf(tmp_path, None, cameras, points=(xyz, rgb), uri=lambda name: f"../capture/{name}")
+    project = json.loads((tmp_path / "project.opf").read_text())
+    *_, calibration = project["items"]
+    cloud = {"id": "c", "type": "point_cloud", "sources": [], "resources": [calibration["resources"].pop()]}
+    depth = {"id": "d", "type": "point_cloud", "resources": [{"format": "model/gltf+json", "uri": "none.gltf"}]}
+    (tmp_path / "project.opf").write_text(json.dumps({**project, "items": [cloud, depth, *project["items"]]}))
+    file = tmp_path / "calibration/calibrated-cameras.json"
+    file.write_text(file.read_text().replace('"position"', '"rolling_shutter": [0.1, 0, 0], "position"', 3))
+    scene = read_scene(tmp_path, DataConfig(max_points=10))
+    assert [camera.name for camera in scene.cameras] == [camera.name for camera in cameras]
+    assert scene.points is not None
+    assert len(scene.points) == 10
+    assert "1 images of the project are not calibrated" in scene.notes
+    assert "the rolling shutter of 3 images is known to the project, and is not corrected" in scene.notes
 
 
 def test_depth_maps_of_polycam_are_known(sample: list[write.Known], tmp_path: Path) -> None:

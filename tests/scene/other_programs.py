@@ -214,10 +214,13 @@ def opf(
         form, file = resources[name]
         (root / file).write_text(json.dumps({"format": form, "version": "1.0", **content}))
 
-    numbered = list(enumerate(cameras, 1000))
+    # Numbers of 64 bits, as hashes of the images are.
+    numbered = list(enumerate(cameras, (1 << 63) + 1000))
+    sensor = (1 << 62) + 5
     listed = [{"id": i, "uri": uri(camera.name)} for i, camera in numbered]
-    put("camera_list", cameras=[*listed, {"id": 7, "uri": "photos/lost.jpg"}])
-    put("input_cameras", sensors=[{"id": 5, "image_size_px": [first.width, first.height]}], captures=[])
+    put("camera_list", cameras=[*listed, {"id": 7, "uri": "photos/lost.jpg"}, {"id": 8, "uri": "depth.tiff"}])
+    captures = [{"cameras": [{"id": i, "sensor_id": sensor}]} for i in [*(i for i, _ in numbered), 7]]
+    put("input_cameras", sensors=[{"id": sensor, "image_size_px": [first.width, first.height]}], captures=captures)
     internals = {
         "type": kind,
         "principal_point_px": [first.cx, first.cy],
@@ -228,13 +231,13 @@ def opf(
     calibrated = [
         {
             "id": i,
-            "sensor_id": 5,
+            "sensor_id": sensor,
             "position": camera.center.tolist(),
             "orientation_deg": Rotation.from_matrix(camera.rotation @ FLIP).as_euler("XYZ", degrees=True).tolist(),
         }
         for i, camera in numbered
     ]
-    put("calibration", sensors=[{"id": 5, "internals": internals}], cameras=calibrated)
+    put("calibration", sensors=[{"id": sensor, "internals": internals}], cameras=calibrated)
     project = {"format": "application/opf-project+json", "version": "1.0", "items": items}
     (root / "project.opf").write_text(json.dumps(project))
     copy_images(images, root / "photos", cameras, lambda _, name: name)
