@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.brown import Brown
 from splatcli.scene.find_images import SUFFIXES, is_file
 from splatcli.scene.imported import load_json
 from splatcli.scene.points import RawPoints, read_points_ply
@@ -265,6 +267,9 @@ def _intrinsics(
 
 
 def _number(value: object, key: str, file: Path, label: str) -> float:
+    if isinstance(value, str):  # as nerfstudio writes coefficients of RealityCapture's tables
+        with contextlib.suppress(ValueError):  # reported below
+            value = float(value)
     # An integer can be too large to be compared as a float, but not to be compared with one.
     usable = isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
     if not usable:
@@ -300,12 +305,18 @@ def _make_lens(
         )
     name, coefficients = _MODELS[model]
     given = {key: values[key] for key in _COEFFICIENTS if values.get(key)}
+    if model == "OPENCV" and "k4" in given and not {"k5", "k6"} & given.keys():
+        # nerfstudio's is the factor of r^8, as Metashape's and RealityCapture's, which it converts.
+        radial = [given.get(key, 0.0) for key in ("k1", "k2", "k3", "k4")]
+        center = values.get("cx", w / 2), values.get("cy", h / 2)
+        brown = Brown(fx, fy, *center, radial, (given.get("p1", 0.0), given.get("p2", 0.0)))
+        return brown.camera(round(w), round(h), file, label)
     stray = set(given) - set(coefficients)
     if stray:
         raise SceneError(
             f"{label}: camera_model {model} has the distortion {', '.join(sorted(stray))}, which it cannot have",
             where=file,
-            remedy="set camera_model to OPENCV, or the coefficients to 0",
+            remedy="set camera_model to FULL_OPENCV, or the coefficients to 0",
         )
     if name == "FULL_OPENCV" and not set(given) - {"k1", "k2", "p1", "p2"}:
         name = "OPENCV"

@@ -38,7 +38,10 @@ def read_polycam(root: Path, data: DataConfig, problems: Problems) -> SceneSourc
     if any(view.depth for view in views):
         source.depth_scale = _MILLIMETRES
     if cameras == "cameras":
-        source.notes.append("Polycam has not optimised these poses: keyframes/corrected_cameras/ is not there")
+        source.notes.append(
+            "Polycam has not optimised these poses, nor undistorted the images: keyframes/corrected_cameras/ and "
+            "corrected_images/ are not there"
+        )
     return source
 
 
@@ -76,12 +79,13 @@ def _keyframe(file: Path, images: Path) -> View:
 
 def read_record3d(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
     """Read the frames of a recording in ARKit's metres with y up; the images are numbered as the poses are."""
-    file = root / "metadata.json"
+    file = _metadata(root)
+    assert file is not None
     document = load_json(file, dict, _RECORD3D_EXPORT)
     poses = document.get("poses")
     if not isinstance(poses, list) or not poses:
         raise SceneError("has no list 'poses'", where=file, remedy=_RECORD3D_EXPORT)
-    folder, names = _numbered(root, file)
+    folder, names = _numbered(root, file, len(poses))
     width, height = finite_numbers([document.get("w"), document.get("h")], 2, "w and h", file, _RECORD3D_EXPORT)
     shared, own = _intrinsics(document, file), document.get("perFrameIntrinsicCoeffs")
     views = []
@@ -95,24 +99,30 @@ def read_record3d(root: Path, data: DataConfig, problems: Problems) -> SceneSour
             numbers = np.array(finite_numbers(pose, 7, f"poses[{i}]", file, _RECORD3D_EXPORT))
             viewmat = viewmat_of(_rotation(numbers[:4], label, file), numbers[4:], file, label, opengl=True)
             views.append(View(names.get(i, f"{i}.jpg"), lens, viewmat, label))
-    return SceneSource(root, file, views, [folder], tolerant=True)
+    source = SceneSource(root, file, views, [folder], tolerant=True)
+    if (count := sum(number >= len(poses) for number in names)) > 0:
+        source.notes.append(f"{count} images of the recording have no pose and are not used")
+    return source
 
 
-def _numbered(root: Path, file: Path) -> tuple[Path, dict[int, str]]:
-    """Return the folder of the images, and their names by number."""
+def _numbered(root: Path, file: Path, count: int) -> tuple[Path, dict[int, str]]:
+    """Return the folder of the images, and their names by the number of their pose, of ``count``."""
     for name in ("rgb", "rgbd"):
         folder = root / name
         if folder.is_dir():
             found = [path.name for suffix in SUFFIXES for path in with_suffix(folder, suffix) if path.stem.isdecimal()]
             if found:
-                return folder, {int(Path(image).stem): image for image in found}
+                names = {int(Path(image).stem): image for image in found}
+                # Copies of the images may be counted from 1.
+                first = int(names.keys() == {*range(1, count + 1)})
+                return folder, {number - first: image for number, image in names.items()}
     raise SceneError("has no numbered images in rgb/ or rgbd/ beside it", where=file, remedy=_RECORD3D_EXPORT)
 
 
 def _intrinsics(document: dict[str, Any], file: Path) -> list[float]:
-    """Return fx, fy, cx, cy of K, whose columns follow one another."""
+    """Return fx, fy, cx, cy of K, whose columns follow one another; its rows do in files that were written again."""
     k = finite_numbers(document.get("K"), 9, "K", file, _RECORD3D_EXPORT)
-    return [k[0], k[4], k[6], k[7]]
+    return [k[0], k[4], k[2], k[5]] if not any(k[6:8]) else [k[0], k[4], k[6], k[7]]
 
 
 def _rotation(quaternion: NDArray[np.float64], label: str, file: Path) -> NDArray[np.float64]:
@@ -137,7 +147,12 @@ def _is_polycam(root: Path) -> bool:
 
 
 def _is_record3d(root: Path) -> bool:
-    return is_file(root / "metadata.json") and any((root / name).is_dir() for name in ("rgb", "rgbd"))
+    return _metadata(root) is not None and any((root / name).is_dir() for name in ("rgb", "rgbd"))
+
+
+def _metadata(root: Path) -> Path | None:
+    """Return the file of poses of an export, or of an unpacked recording (.r3d)."""
+    return next((root / name for name in ("metadata.json", "metadata") if is_file(root / name)), None)
 
 
 POLYCAM = Reader("polycam", POLYCAM_FILES, _is_polycam, read_polycam)

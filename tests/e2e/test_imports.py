@@ -54,8 +54,19 @@ PROGRAMS: dict[str, Writer] = {
     "polycam": write.polycam,
     "polycam as tracked": lambda *a, **k: write.polycam(*a, **k, corrected=False),
     "record3d": write.record3d,
+    "record3d, unpacked and counted anew": lambda *a, **k: (write.record3d(*a, **k), written_again(a[0])),
     "record3d with own lenses": lambda *a, **k: write.record3d(*a, **k, own=True),
 }
+
+
+def written_again(root: Path) -> None:
+    """K row by row, images from 1 on, and the name of the file inside an .r3d archive."""
+    facts = json.loads((root / "metadata.json").read_text())
+    facts["K"] = np.reshape(facts["K"], (3, 3)).T.ravel().tolist()
+    (root / "metadata.json").unlink()
+    (root / "metadata").write_text(json.dumps(facts))
+    for number in reversed(range(len(facts["poses"]))):
+        (root / f"rgb/{number}.jpg").rename(root / f"rgb/{number + 1}.jpg")
 
 
 @pytest.fixture(scope="session")
@@ -96,8 +107,9 @@ def test_the_cameras_come_back(program: str, sample: list[write.Known], tmp_path
     assert not has_images_only(tmp_path)
     scene = read_scene(tmp_path, DataConfig())
     assert len(scene.cameras) == COUNT
+    first = int("anew" in program)
     for camera, known in (
-        zip(scene.cameras, sample, strict=True) if "record" not in program else numbered(scene, sample)
+        zip(scene.cameras, sample, strict=True) if "record" not in program else numbered(scene, sample, first)
     ):
         assert (camera.width, camera.height) == (known.width, known.height)
         np.testing.assert_allclose(
@@ -107,8 +119,8 @@ def test_the_cameras_come_back(program: str, sample: list[write.Known], tmp_path
         np.testing.assert_allclose(camera.center, known.center, atol=1e-9)
 
 
-def numbered(scene, sample):
-    return ((camera, sample[int(Path(camera.name).stem)]) for camera in scene.cameras)
+def numbered(scene, sample, first):
+    return ((camera, sample[int(Path(camera.name).stem) - first]) for camera in scene.cameras)
 
 
 @NEEDS_COMPILER
@@ -203,6 +215,22 @@ def lens_of(root: Path, program: str) -> Any:
     source = reader.read(root, DataConfig(), problems)
     problems.raise_any()
     return source.views[0].lens(64, 48)
+
+
+def test_nerfstudios_k4_is_of_degree_eight(tmp_path: Path) -> None:
+    """Its tools write those of Metashape and RealityCapture, the latter's as strings."""
+    k1, k2, k3, k4 = K4.radial
+    p1, p2 = K4.tangential
+    names = {"k1": k1, "k2": k2, "k3": str(k3), "k4": str(k4), "p1": p1, "p2": p2}
+    made.nerfstudio_scene(tmp_path)
+    file = tmp_path / "transforms.json"
+    document = json.loads(file.read_text())
+    size = {"w": 64, "h": 48, "fl_x": 60.0, "fl_y": 60.0, "cx": 33.5, "cy": 22.75, "camera_model": "OPENCV"}
+    file.write_text(json.dumps({**document, **size, **names}))
+    xyz = rays()
+    x, y = polynomial(xyz[:, 0], xyz[:, 1], K4)
+    wanted = np.stack([60.0 * x + 33.5, 60.0 * y + 22.75], axis=1)
+    assert np.abs(lens_of(tmp_path, "nerfstudio").img_from_cam(xyz) - wanted).max() <= 0.05
 
 
 @pytest.mark.parametrize(
