@@ -16,6 +16,8 @@ from splatcli.scene._pycolmap import pycolmap
 TOLERANCE = 0.05
 #: Radii at which an approximation is fitted and checked.
 _RADII = 200
+#: Pixels of an image's side.
+_MAX_SIDE = 1_000_000
 #: A distorted image shows this much more than its corners say, in radius.
 _MARGIN = 1.2
 
@@ -40,13 +42,13 @@ class Brown:
         p1, p2 = self.tangential
         head = [self.fx, self.fy, self.cx, self.cy]
         if not any((k1, k2, k3, k4, p1, p2)):
-            return colmap_camera("PINHOLE", width, height, head)
+            return colmap_camera("PINHOLE", width, height, head, where, label)
         if not (k3 or k4):
-            return colmap_camera("OPENCV", width, height, [*head, k1, k2, p1, p2])
+            return colmap_camera("OPENCV", width, height, [*head, k1, k2, p1, p2], where, label)
         a, b = [k1, k2, k3], [0.0, 0.0, 0.0]
         if k4:
             a, b = self._rational(width, height, np.array([k1, k2, k3, k4]), where, label)
-        return colmap_camera("FULL_OPENCV", width, height, [*head, a[0], a[1], p1, p2, a[2], *b])
+        return colmap_camera("FULL_OPENCV", width, height, [*head, a[0], a[1], p1, p2, a[2], *b], where, label)
 
     def _rational(
         self, width: int, height: int, k: NDArray[np.float64], where: object, label: str
@@ -75,8 +77,16 @@ class Brown:
         return list(map(float, found[:3] / scale)), list(map(float, found[3:] / scale))
 
 
-def colmap_camera(model: str, width: int, height: int, params: Sequence[float]) -> pycolmap.Camera:
-    """Return a camera of a COLMAP model with these parameters."""
+def colmap_camera(
+    model: str, width: int, height: int, params: Sequence[float], where: object, label: str
+) -> pycolmap.Camera:
+    """Return a camera of a COLMAP model with these parameters. Raises SceneError for a size that no image has."""
+    if not (0 < width <= _MAX_SIDE and 0 < height <= _MAX_SIDE):
+        raise SceneError(
+            f"{label}: its images are {width} by {height} pixels",
+            where=where,
+            remedy="correct the file, or export again",
+        )
     camera = pycolmap.Camera.create_from_model_name(pycolmap.INVALID_CAMERA_ID, model, 1.0, width, height)
     camera.params = list(params)
     return camera

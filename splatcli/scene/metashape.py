@@ -202,7 +202,9 @@ def _lens(sensor: ET.Element, label: str, file: Path, notes: list[str]) -> pycol
         return Brown(focal[0], focal[1], center[0], center[1], radial, (p1, p2)).camera(width, height, file, label)
     if kind in ("fisheye", "equidistant_fisheye"):
         head_ = [*focal, *center, radial[0], radial[1]]
-        return colmap_camera("THIN_PRISM_FISHEYE", width, height, [*head_, p1, p2, radial[2], radial[3], 0.0, 0.0])
+        return colmap_camera(
+            "THIN_PRISM_FISHEYE", width, height, [*head_, p1, p2, radial[2], radial[3], 0.0, 0.0], file, label
+        )
     raise SceneError(
         f"{label}: cameras of the type {kind!r} are not read",
         where=file,

@@ -51,16 +51,22 @@ def read_openmvg(root: Path, data: DataConfig, problems: Problems) -> SceneSourc
     for key, wrapped in _entries(document, "views", file):
         with problems.collect():
             view = _object(wrapped, f"view {key}", file)
-            if view.get("id_pose") not in poses or view.get("id_intrinsic") not in lenses:
+            pose, intrinsic = (view.get(key) for key in ("id_pose", "id_intrinsic"))
+            if (
+                not isinstance(pose, int)
+                or pose not in poses
+                or not isinstance(intrinsic, int)
+                or intrinsic not in lenses
+            ):
                 unposed += 1
                 continue
             name = "/".join(str(view.get(part) or "") for part in ("local_path", "filename")).strip("/")
             label = f"view {key} {name!r}"
-            lens = lenses[view["id_intrinsic"]]
+            lens = lenses[intrinsic]
             if lens is None:
                 continue  # it is a problem already
             image, outside = path_in_scene(name, root, file, label, allow_outside=data.allow_outside)
-            views.append(View(image, lens, _viewmat(poses[view["id_pose"]], label, file), label, outside))
+            views.append(View(image, lens, _viewmat(poses[pose], label, file), label, outside))
     notes = [f"{unposed} views of the OpenMVG file have no pose or no intrinsics"] if unposed else []
     source = SceneSource(root, file, views, folders, notes=notes)
     with problems.collect():
@@ -91,7 +97,7 @@ def _entries(document: dict[str, Any], key: str, file: Path) -> list[tuple[Any, 
     """Return the pairs of a map as cereal writes one: a list of objects with key and value."""
     found = document.get(key, [])
     if not isinstance(found, list) or not all(
-        isinstance(one, dict) and {"key", "value"} <= one.keys() for one in found
+        isinstance(one, dict) and {"key", "value"} <= one.keys() and isinstance(one["key"], int) for one in found
     ):
         raise SceneError(f"{key!r} is not a list of keys and values", where=file, remedy=_EXPORT)
     return [(one["key"], one["value"]) for one in found]
@@ -145,7 +151,7 @@ def _lens(members: dict[str, Any], kind: str, label: str, file: Path) -> pycolma
     key, count = _COEFFICIENTS[kind]
     found = numbers(key, count) if count else []
     if kind == "fisheye":
-        return colmap_camera("OPENCV_FISHEYE", width, height, [focal, focal, *center, *found])
+        return colmap_camera("OPENCV_FISHEYE", width, height, [focal, focal, *center, *found], file, label)
     tangential = (found[3], found[4]) if count == 5 else (0.0, 0.0)
     return Brown(focal, focal, center[0], center[1], found[:3], tangential).camera(width, height, file, label)
 

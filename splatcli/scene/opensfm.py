@@ -92,7 +92,7 @@ def _lens(camera: dict[str, Any], label: str, file: Path) -> pycolmap.Camera:
     cx, cy = width / 2 + middle[0] * side, height / 2 + middle[1] * side
     k1, k2, k3, k4 = (number(f"k{i}", 0.0) for i in (1, 2, 3, 4))
     if "fisheye" in kind:
-        return colmap_camera("OPENCV_FISHEYE", width, height, [fx, fy, cx, cy, k1, k2, k3, k4])
+        return colmap_camera("OPENCV_FISHEYE", width, height, [fx, fy, cx, cy, k1, k2, k3, k4], file, label)
     tangential = (number("p1", 0.0), number("p2", 0.0))
     return Brown(fx, fy, cx, cy, (k1, k2, k3), tangential).camera(width, height, file, label)
 

@@ -64,7 +64,7 @@ def _keyframe(file: Path, images: Path) -> View:
     fx, fy, cx, cy, width, height = finite_numbers(
         [document.get(key) for key in _LENS], 6, ", ".join(_LENS), file, _POLYCAM_EXPORT
     )
-    lens = FixedLens(file, label, colmap_camera("PINHOLE", round(width), round(height), [fx, fy, cx, cy]))
+    lens = FixedLens(file, label, colmap_camera("PINHOLE", round(width), round(height), [fx, fy, cx, cy], file, label))
     c2w = matrix.reshape(3, 4)
     name = next((f"{file.stem}{suffix}" for suffix in SUFFIXES if is_file(images / f"{file.stem}{suffix}")), None)
     depth = images.parent / "depth" / f"{file.stem}.png"
@@ -95,7 +95,7 @@ def read_record3d(root: Path, data: DataConfig, problems: Problems) -> SceneSour
             values = shared
             if isinstance(own, list) and i < len(own):
                 values = finite_numbers(own[i], 4, f"perFrameIntrinsicCoeffs[{i}]", file, _RECORD3D_EXPORT)
-            lens = FixedLens(file, label, colmap_camera("PINHOLE", round(width), round(height), values))
+            lens = FixedLens(file, label, colmap_camera("PINHOLE", round(width), round(height), values, file, label))
             numbers = np.array(finite_numbers(pose, 7, f"poses[{i}]", file, _RECORD3D_EXPORT))
             viewmat = viewmat_of(_rotation(numbers[:4], label, file), numbers[4:], file, label, opengl=True)
             views.append(View(names.get(i, f"{i}.jpg"), lens, viewmat, label))

@@ -646,6 +646,18 @@ HARMS: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
         replaced("keyframes/corrected_cameras/5003.json", '"t_12"', '"t"'),
         ("5003.json", "t_00 to t_23 is not 12 numbers"),
     ),
+    "a size below zero": (
+        "polycam",
+        replaced("keyframes/corrected_cameras/5003.json", '"width": ', '"width": -'),
+        ("5003.json", "keyframe 5003: its images are -320 by "),
+    ),
+    "a list for a pose": (
+        "openmvg",
+        lambda root: (root / "sfm_data_expanded.json").write_text(
+            re.sub(r'"id_pose": \d+', '"id_pose": []', (root / "sfm_data_expanded.json").read_text())
+        ),
+        ("sfm_data_expanded.json", "describes no views"),
+    ),
     "a long quaternion": (
         "record3d",
         replaced("metadata.json", '"poses": [[', '"poses": [[9'),
