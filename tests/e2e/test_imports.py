@@ -390,6 +390,28 @@ def test_a_table_that_went_through_a_spreadsheet(tmp_path: Path) -> None:
         np.testing.assert_allclose([camera.fx, camera.cx], [known.focal, known.cx], atol=1e-9)
 
 
+def test_angles_of_a_table_and_the_matrix_of_an_xmp_file_are_one_rotation(tmp_path: Path) -> None:
+    """A camera that RealityCapture exported both ways, as published in its forum (thread 710449)."""
+    matrix = (
+        "0.982594073038806 0.185426733553445 -0.0112166890261935 -0.032113633044729 0.11008102707942 "
+        "-0.993403685341366 -0.18296885582437 0.976472781986697 0.114"
+    )
+    head = "#name,x,y,alt,heading,pitch,roll,f,px,py,k1,k2,k3,k4,t1,t2"
+    row = "0000.png,0,0,0,163.736597399311,83.4154313461628,174.386496244756,30,0,0,0,0,0,0,0,0"
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table/a.csv").write_text(f"{head}\n{row}\n{row.replace('0000', '0001').replace(',0,', ',9,', 1)}\n")
+    write.realitycapture_xmp(tmp_path / "xmp", None, [known_camera(0), known_camera(1)])
+    for name in ("0000", "0001"):
+        file = tmp_path / f"xmp/images/{name}.xmp"
+        file.write_text(re.sub(r'(Rotation>|Rotation=")[^<"]*', rf"\g<1>{matrix}", file.read_text()))
+    for folder in ("table", "xmp"):
+        (tmp_path / folder / "images").mkdir(exist_ok=True)
+        made.write_images(tmp_path / folder / "images")
+    one, other = (read_scene(tmp_path / folder, DataConfig()).cameras for folder in ("table", "xmp"))
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_allclose(a.viewmat[:3, :3], b.viewmat[:3, :3], atol=2e-4)  # its last number has three digits
+
+
 def test_xmp_files_beside_images_are_sorted_out(tmp_path: Path) -> None:
     """Components have frames of their own; a COLMAP model goes before them without having to agree."""
     cameras = [known_camera(i) for i in range(made.COUNT)]
