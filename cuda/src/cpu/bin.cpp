@@ -24,7 +24,7 @@ struct Isect {
 constexpr int64_t kMaxRanges = 64;
 constexpr int64_t kMinRange = 256;
 constexpr int kSortBlocks = 16;
-constexpr int kMaxDigitBits = 12;
+constexpr int kMaxDigitBits = 10;
 
 int64_t ranges_of(int64_t visible) {
   return std::max<int64_t>(1, std::min(kMaxRanges, (visible + kMinRange - 1) / kMinRange));

@@ -46,8 +46,7 @@ struct TileBlender {
         const Real* proj = projected + int64_t(frame.isect_gaussians[base + list[i]]) * kProjectedSize;
         if (i + kAhead < count)
           __builtin_prefetch(projected + int64_t(frame.isect_gaussians[base + list[i + kAhead]]) * kProjectedSize);
-        F raw;
-        const F alpha = block_alpha(proj, x - F(proj[kProjX]), y - F(proj[kProjY]), raw);
+        const F alpha = block_alpha(proj, x - F(proj[kProjX]), y - F(proj[kProjY]));
         const F weight = alpha * decaying;
         decaying -= weight;
         const auto live = decaying > F(kMinTransmittance);
@@ -155,24 +154,18 @@ struct TileBlenderVjp {
     for (F& sum : sums) sum = F(0);
     // The alphas of all blocks come first: two loops of short chains of dependent operations, of which the processor
     // has more in flight than of one long one.
-    struct Alphas {
-      Real alpha[kLanes], raw[kLanes];
-    };
-    alignas(64) Alphas alphas[kBlocksPerTile];
-    Alphas* next = alphas;
-    for (uint32_t left = mask; left != 0; left &= left - 1, ++next) {
+    alignas(64) Real alphas[kBlocksPerTile][kLanes];
+    int next = 0;
+    for (uint32_t left = mask; left != 0; left &= left - 1) {
       const auto& at = buffers.blocks[__builtin_ctz(left)];
-      F raw;
-      const F alpha = block_alpha(proj, F::load(at.x) - mean_x, F::load(at.y) - mean_y, raw);
-      alpha.store(next->alpha);
-      raw.store(next->raw);
+      unclamped_alpha(proj, F::load(at.x) - mean_x, F::load(at.y) - mean_y).store(alphas[next++]);
     }
-    next = alphas;
-    for (; mask != 0; mask &= mask - 1, ++next) {
+    next = 0;
+    for (; mask != 0; mask &= mask - 1) {
       const int block = __builtin_ctz(mask);
       auto& at = buffers.blocks[block];
       const F dx = F::load(at.x) - mean_x, dy = F::load(at.y) - mean_y;
-      const F alpha = F::load(next->alpha), raw = F::load(next->raw);
+      const F raw = F::load(alphas[next++]), alpha = min_(F(kMaxAlpha), raw);
       const F before = F::load(at.transmittance);
       const F after = before - alpha * before;
       const auto live = after > F(kMinTransmittance);

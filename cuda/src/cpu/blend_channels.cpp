@@ -100,8 +100,7 @@ struct TileChannels {
         const uint32_t slot = frame.isect_gaussians[base + list[i]];
         const Real* proj = projected + int64_t(slot) * kProjectedSize;
         if (i + kAhead < count) fetch(frame.isect_gaussians[base + list[i + kAhead]]);
-        F raw;
-        const F alpha = block_alpha(proj, x - F(proj[kProjX]), y - F(proj[kProjY]), raw);
+        const F alpha = block_alpha(proj, x - F(proj[kProjX]), y - F(proj[kProjY]));
         const F weight = alpha * decaying;
         decaying -= weight;
         const auto live = decaying > F(kMinTransmittance);
@@ -231,8 +230,7 @@ struct TileChannelsVjp {
     for (int i = 0; i < listed; ++i) {
       const Real* proj = projected + int64_t(frame.isect_gaussians[base + list[i]]) * kProjectedSize;
       const F dx = x - F(proj[kProjX]), dy = y - F(proj[kProjY]);
-      F raw;
-      const F alpha = block_alpha(proj, dx, dy, raw);
+      const F raw = unclamped_alpha(proj, dx, dy), alpha = min_(F(kMaxAlpha), raw);
       const F after = before - alpha * before;
       const auto live = after > F(kMinTransmittance);
       const F live_alpha = select_or_zero(live, alpha);

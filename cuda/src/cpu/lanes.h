@@ -4,6 +4,7 @@
 // the including file is compiled for. Without FMA (the portable build) every operation rounds as in scalar code.
 #pragma once
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "../../math/elementary.h"
@@ -235,7 +236,16 @@ SPLAT_INLINE Lanes<T, W> max_(Lanes<T, W> a, Lanes<T, W> b) {
     return select(a > b, a, b);
 }
 template <class T, int W>
-SPLAT_INLINE Lanes<T, W> abs_(Lanes<T, W> a) { return max_(a, -a); }
+SPLAT_INLINE Lanes<T, W> abs_(Lanes<T, W> a) {
+  if constexpr (!Lanes<T, W>::kNative) {
+    return {abs_(a.lo), abs_(a.hi)};
+  } else {
+    using L = Lanes<T, W>;
+    using Int = typename L::IntRaw;
+    constexpr auto kMagnitude = std::numeric_limits<typename IntFor<T>::type>::max();  // all bits but the sign
+    return {(typename L::Raw)((Int)a.v & (Int{} + kMagnitude))};
+  }
+}
 
 // Applies a scalar function to each lane; for what no vector instruction does and no hot path needs.
 template <class T, int W, class F>

@@ -58,12 +58,17 @@ struct Tile {
   }
 };
 
-// alpha of a projected Gaussian over a block, 0 where it is below 1/255; `raw` is before the upper clamp.
+// alpha of a projected Gaussian over a block, 0 where it is below 1/255.
 template <class Real, class F>
-SPLAT_INLINE F block_alpha(const Real* proj, F dx, F dy, F& raw) {
+SPLAT_INLINE F block_alpha(const Real* proj, F dx, F dy) {
   const F exponent = log2_alpha(proj, dx, dy);
-  raw = exp2_bounded(exponent);
-  return select_or_zero(exponent >= F(kMinLog2Alpha), min_(F(kMaxAlpha), raw));
+  return select_or_zero(exponent >= F(kMinLog2Alpha), min_(F(kMaxAlpha), exp2_bounded(exponent)));
+}
+// The same before the upper clamp, as the backward pass needs it.
+template <class Real, class F>
+SPLAT_INLINE F unclamped_alpha(const Real* proj, F dx, F dy) {
+  const F exponent = log2_alpha(proj, dx, dy);
+  return select_or_zero(exponent >= F(kMinLog2Alpha), exp2_bounded(exponent));
 }
 
 // Positions, from `base` on, of the intersections that reach the block.
