@@ -24,9 +24,10 @@ import numpy as np
 import torch
 
 from benchmarks.origin import origin
+from splatcli import machine
 from splatcli.config import Config
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.native.backend import Backend, default_threads
+from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, DensifyStats, NativeEngine, StepInputs
 from splatcli.rasterizer.memory_estimate import state_bytes
 from splatcli.rasterizer.offload import storage_for
@@ -161,7 +162,7 @@ def main() -> None:
     run = {
         "command": " ".join(["python -m benchmarks.offload", "FOLDER", *sys.argv[2:]]),
         **origin(),
-        "threads": default_threads(),
+        "threads": machine.cores(),
     }
     if arguments.out:
         arguments.out.write_text(json.dumps({**run, "rows": rows}, indent=1) + "\n")

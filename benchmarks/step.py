@@ -27,8 +27,9 @@ import torch
 from torch.nn.functional import conv2d
 
 from benchmarks.origin import origin
+from splatcli import machine
 from splatcli.checkpoint.file import load_checkpoint
-from splatcli.native.backend import Backend, best_isa, default_threads, load_cpu
+from splatcli.native.backend import Backend, best_isa, load_cpu
 from splatcli.rasterizer import AdamState, DensifyStats, NativeEngine
 from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.scene.read import read_scene
@@ -107,7 +108,7 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("-r", "--resolution", type=float)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--threads", type=int, default=machine.cores())
     parser.add_argument("--isa", default=best_isa())
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -30,10 +30,9 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from splatcli import __version__
+from splatcli import __version__, machine
 from splatcli.config import UNREADABLE_TOML
 from splatcli.errors import ResourceError, SceneError, SplatError, UsageError
-from splatcli.native.backend import default_threads
 
 
 def describe_machine() -> dict[str, Any]:
@@ -44,7 +43,7 @@ def describe_machine() -> dict[str, Any]:
         "version": __version__,
         "torch": torch.__version__,
         "processor": _processor(),
-        "threads": default_threads(),
+        "threads": machine.cores(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(count)],
         "matmul_gflops": matmul_gflops(),
     }

@@ -17,15 +17,14 @@ from typing import Any
 
 import torch
 
-from splatcli import __version__
+from splatcli import __version__, machine
 from splatcli.errors import SplatError
 from splatcli.gaussians import Gaussians
 from splatcli.native import backend, build, build_cuda
-from splatcli.native.backend import Backend, default_threads
+from splatcli.native.backend import Backend
 from splatcli.rasterizer.reference import render_reference
 from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
-from splatcli.scene.images import machine_memory
 
 #: Tolerated difference of a test image, in 0...1, from the plain torch reference. A Gaussian at the edge of its support
 #: may be in one image and not in the other, which is 1/255 of its colour.
@@ -46,9 +45,9 @@ def examine() -> dict[str, Any]:
         "compiler": _attempt(_compiler),
         "nvcc": _attempt(_nvcc),
         "cache": str(build.cache_root()),
-        "memory_bytes": machine_memory(),
+        "memory_bytes": machine.total_memory(),
         "cores": os.cpu_count() or 1,
-        "threads": default_threads(),
+        "threads": machine.cores(),
         "isa": backend.chosen_isa(),
         "best_isa": backend.best_isa(),
         "extras": {extra.name: _extra(extra) for extra in EXTRAS},
@@ -227,7 +226,7 @@ def _check(backend_of: Callable[[], Backend], why: str, device: str) -> dict[str
         "largest_difference": difference,
     }
     if backend.device.type == "cpu":
-        facts["threads"] = default_threads()
+        facts["threads"] = machine.cores()
     if not facts["works"]:
         facts["problem"] = f"its test image differs by {difference:g} from the reference"
         facts["remedy"] = f"delete {Path(backend.library._name).parent}, run again, and report this if it remains"

@@ -21,7 +21,8 @@ LAYERS = (
     ("viewer", "mesh", "render", "train", "sfm", "edit", "formats", "doctor", "bench", "lightning"),
     ("rasterizer", "output_files", "checkpoint"),
     ("native", "scene", "distributed"),
-    ("gaussians", "sh", "rotation", "reproducible", "config", "plugins", "errors", "sizes", "progress", "output"),
+    ("gaussians", "sh", "rotation", "reproducible", "config", "plugins"),
+    ("errors", "machine", "sizes", "progress", "output"),
 )
 RANK = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 HEAVY = {"torch", "numpy", "pydantic", "scipy", "pycolmap", "PIL", "imageio", "plyfile"}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Final, Literal
@@ -19,7 +18,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from torch import Tensor
 
-from splatcli import __version__
+from splatcli import __version__, machine
 from splatcli.errors import ModelFileError, VersionError
 from splatcli.native.backend import chosen_isa
 from splatcli.scene.camera import NEAR
@@ -360,7 +359,7 @@ def digests_of(tensors: dict[str, Tensor]) -> dict[str, str]:
     def digest(tensor: Tensor) -> str:
         return hashlib.sha256(tensor.reshape(-1).numpy().view(np.uint8).data).hexdigest()  # releases the GIL
 
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(max_workers=min(8, machine.cores())) as pool:
         return dict(zip(tensors, pool.map(digest, tensors.values()), strict=True))
 
 

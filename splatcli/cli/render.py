@@ -488,10 +488,10 @@ def _behind(
     from collections import deque
     from concurrent.futures import Future, ThreadPoolExecutor
 
+    from splatcli import machine
     from splatcli.checkpoint.atomic import ended_by_signals
-    from splatcli.native.backend import default_threads
 
-    workers = min(default_threads(), _WRITERS)
+    workers = min(machine.cores(), _WRITERS)
     pending: deque[tuple[RenderedView, Future[dict[str, Path]]]] = deque()
     with ended_by_signals(), ThreadPoolExecutor(workers) as pool:  # which waits for files that are being written
         for rendered, path in zip(views, paths, strict=True):

@@ -22,7 +22,6 @@ Communications in Statistics - Simulation and Computation 18(3), 1989.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.spatial import cKDTree
 from torch import Tensor
 
+from splatcli import machine
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.errors import SceneError
 from splatcli.gaussians import Gaussians
@@ -181,7 +181,7 @@ def isolated(gaussians: Gaussians, reach: float, group: int) -> Tensor:
     means = gaussians.means.double().numpy()
     sizes = gaussians.log_scales.double().exp().amax(dim=1).numpy()
     neighbours = min(NEIGHBOURS, count - 1)
-    distances, found = cKDTree(means).query(means, neighbours + 1, workers=len(os.sched_getaffinity(0)))
+    distances, found = cKDTree(means).query(means, neighbours + 1, workers=machine.cores())
     distances, found = distances.reshape(count, -1)[:, 1:].ravel(), found.reshape(count, -1)[:, 1:].ravel()
     rows = np.repeat(np.arange(count), neighbours)
     touch = distances < reach * (sizes[rows] + sizes[found])

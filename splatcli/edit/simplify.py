@@ -21,7 +21,6 @@ Systems 43(3), 2007.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
+from splatcli import machine
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.progress import report, track
 from splatcli.rasterizer.rendering import blend_weights
@@ -211,7 +211,7 @@ def _areas(scales: Floats) -> Floats:
 def _cheapest_pairs(model: _Mixture, most: int) -> tuple[Indices, Indices]:
     """Return at most ``most`` disjoint pairs of small loss, and at least one; if no view shows many, those alone."""
     neighbours = min(NEIGHBOURS, len(model) - 1)
-    workers = len(os.sched_getaffinity(0))
+    workers = machine.cores()
     _, found = cKDTree(model.means).query(model.means, neighbours + 1, workers=workers)
     one = np.repeat(np.arange(len(model)), neighbours + 1)
     other = found.ravel()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from splatcli import machine
 from splatcli.errors import DeviceFaultError, ResourceError, UsageError
 from splatcli.gaussians import Gaussians, reachable
 from splatcli.native import abi, build
@@ -127,13 +128,6 @@ def load_library(path: Path) -> ctypes.CDLL:
 _DTYPES = {torch.float32: abi.FLOAT32, torch.float64: abi.FLOAT64}
 
 
-def default_threads() -> int:
-    """Return the processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return max(1, os.cpu_count() or 1)
-
-
 def address(tensor: Tensor) -> int:
     """Return data_ptr(), or 0 for a fake tensor, so that a whole step can be traced without memory."""
     return 0 if isinstance(tensor, FakeTensor) else tensor.data_ptr()
@@ -175,7 +169,7 @@ class Backend:
             raise TypeError(f"the rasterizer computes in float32 or float64, not {dtype}")
         if dtype == torch.float64:
             isa = "portable"
-        return cls(load_cpu(isa or chosen_isa()), dtype, threads or default_threads())
+        return cls(load_cpu(isa or chosen_isa()), dtype, threads or machine.cores())
 
     @classmethod
     def cuda(cls, device: str | torch.device = "cuda") -> Backend:

@@ -5,7 +5,6 @@ A view whose tile intersections do not fit at once is made in bands of tile rows
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from splatcli import machine
 from splatcli.errors import ResourceError
 from splatcli.native import abi
 from splatcli.native.backend import Backend
@@ -26,9 +26,6 @@ SHARE = 0.9
 #: The part of a limit that tile intersections may take: densification needs the rest, since it makes new rows before it
 #: frees the old ones. A view with more intersections is made in bands.
 ISECTS_SHARE = 0.5
-
-#: Free bytes where the machine does not report them.
-_DEFAULT = 4 << 30
 
 
 @dataclass(slots=True)
@@ -108,9 +105,7 @@ def total_memory(device: torch.device) -> int:
     """Return the bytes of the device; for the CPU, those that the machine and the limits of the process allow."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
-    total = _meminfo("MemTotal")
-    limits = [limit for limit, _ in _limits()]
-    return min([_DEFAULT if total is None else total, *limits])
+    return machine.total_memory()
 
 
 def free_memory(device: torch.device) -> int:
@@ -118,8 +113,7 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-    available = _meminfo("MemAvailable")
-    return max(0, min([_DEFAULT if available is None else available, *(limit - used for limit, used in _limits())]))
+    return machine.free_memory()
 
 
 def held_memory(device: torch.device, *, offloads: bool = False) -> int:
@@ -130,57 +124,10 @@ def held_memory(device: torch.device, *, offloads: bool = False) -> int:
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
     try:
-        _, resident, of_files = (int(word) for word in _words("/proc/self/statm")[:3])
+        _, resident, of_files = (int(word) for word in Path("/proc/self/statm").read_text().split()[:3])
         return (resident - of_files if offloads else resident) * resource.getpagesize()
     except (OSError, ValueError, IndexError):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _meminfo(key: str) -> int | None:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith(f"{key}:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
-
-
-def _limits() -> list[tuple[int, int]]:
-    """Return (limit, used) of each limit of this process: its address space, the control groups that it is in."""
-    found = []
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        try:
-            found.append((soft, int(_words("/proc/self/statm")[0]) * resource.getpagesize()))
-        except (OSError, ValueError, IndexError):
-            found.append((soft, 0))
-    for group in _control_groups():
-        try:
-            limit, used = int((group / "memory.max").read_text()), int((group / "memory.current").read_text())
-            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):
-            continue  # also "max": no limit
-        found.append((limit, used - int(stat.get("inactive_file", 0))))  # the page cache is evicted first
-    return found
-
-
-def _control_groups() -> list[Path]:
-    """Return the group of this process in the unified hierarchy, and those above it."""
-    root = Path("/sys/fs/cgroup")
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    own = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
-    if not own:
-        return []
-    group = root / own[0]
-    return [group, *(parent for parent in group.parents if parent == root or root in parent.parents)]
-
-
-def _words(path: str) -> list[str]:
-    return Path(os.fspath(path)).read_text().split()
 
 
 #: Most tile intersections of a band: the native side numbers them in 32 bits.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from splatcli import machine
 from splatcli.errors import SceneError
 from splatcli.progress import track
 from splatcli.scene._pycolmap import pycolmap
@@ -295,7 +295,7 @@ class ImageStore:
     def _parallel(self) -> int:
         """Return the number of images that are decoded at a time: as many as memory allows for the largest."""
         largest = max((source.stored[0] * source.stored[1] for source in self.sources), default=1)
-        return max(1, min(AHEAD, os.cpu_count() or 1, max_pixels(None) // largest))
+        return max(1, min(AHEAD, machine.cores(), max_pixels(None) // largest))
 
     def _cached(self, i: int) -> LoadedImage:
         return self._images.get(i, lambda: self._decode(i), lambda image: image.nbytes)
@@ -364,31 +364,12 @@ CACHE_SHARE = 0.25
 #: One image that is being decoded may take this part.
 IMAGE_SHARE = 0.25
 
-#: Where a container's limit stands: cgroup v2, v1.
-_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-#: Taken where the system does not say.
-_UNKNOWN = 8 << 30
-
-
-def machine_memory() -> int:
-    """Return the bytes of main memory, or of the container's limit where that is less."""
-    try:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        memory = _UNKNOWN
-    for file in _LIMITS:
-        try:
-            memory = min(memory, int(file.read_text()))
-        except (OSError, ValueError):
-            continue  # not in a container, or "max"
-    return memory
-
 
 def cache_bytes(asked: int | None) -> int:
     """Return the bytes of decoded images that may stay in memory: as asked, else this machine's share."""
-    return int(CACHE_SHARE * machine_memory()) if asked is None else asked
+    return int(CACHE_SHARE * machine.total_memory()) if asked is None else asked
 
 
 def max_pixels(asked: int | None) -> int:
     """Return the number of pixels that one image may have: as asked, else what this machine's share can decode."""
-    return int(IMAGE_SHARE * machine_memory()) // DECODE_BYTES if asked is None else asked
+    return int(IMAGE_SHARE * machine.total_memory()) // DECODE_BYTES if asked is None else asked

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from splatcli import errors
+from splatcli import errors, machine
 from splatcli.checkpoint.atomic import ended_by_signals, free_bytes, other_process_lives, sync
 from splatcli.errors import OutputError, ResourceError, SceneError, SplatError, UsageError
 from splatcli.scene import heif
@@ -86,7 +86,7 @@ def run_sfm(
     _check_place(folder, footage, key, overwrite=overwrite)
     _check_named(footage, options)
     with ended_by_signals(), _temporary(folder, _features_key(key, options, gpu)) as made:
-        threads = len(os.sched_getaffinity(0))
+        threads = machine.cores()
         facts = run_worker(footage, options, made, threads=threads, gpu=gpu, tell=tell)
         facts = {"source": str(footage.path), **facts, "not_read": list(footage.unread), "key": key}
         known = _known(folder) or {}

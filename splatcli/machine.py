@@ -1,0 +1,100 @@
+"""Processors and main memory that this process may use, within the limits of containers and jobs.
+
+Docker, Kubernetes, SLURM and systemd limit a process by the control groups that it is in, of version 1 or 2. A group's
+limits hold for all below it, so those above count too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+_PROC = Path("/proc")
+#: Where control groups are mounted: version 2, version 2 beside version 1, version 1 with a folder for each controller.
+_GROUPS = Path("/sys/fs/cgroup")
+#: Bytes of main memory, all and free, where the system does not say.
+_UNKNOWN_TOTAL, _UNKNOWN_FREE = 8 << 30, 4 << 30
+
+#: Of a group's memory in versions 2 and 1: the limit, what is used, and in memory.stat what the system drops first.
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def cores() -> int:
+    """Return the processors that this process may use: those it is bound to, or fewer by its groups' quotas of time."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([bound, *(math.ceil(quota) for quota in _quotas())]))
+
+
+def total_memory() -> int:
+    """Return the bytes of main memory, or of the least limit of this process where that is less."""
+    total = _meminfo("MemTotal")
+    return min([_UNKNOWN_TOTAL if total is None else total, *(limit for limit, _ in _memory_limits())])
+
+
+def free_memory() -> int:
+    """Return the bytes of main memory that this process can allocate now."""
+    free = _meminfo("MemAvailable")
+    left = (limit - used for limit, used in _memory_limits())
+    return max(0, min([_UNKNOWN_FREE if free is None else free, *left]))
+
+
+def _meminfo(key: str) -> int | None:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (_PROC / "meminfo").read_text().splitlines():
+            if line.startswith(f"{key}:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Yield where the files of this process's groups, and of those above, may be; inside a container only some exist.
+
+    A line of /proc/self/cgroup is "number:controllers:path", without controllers for version 2.
+    """
+    try:
+        lines = (_PROC / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        roots = (_GROUPS / controller, _GROUPS / controllers) if controllers else (_GROUPS, _GROUPS / "unified")
+        own = PurePosixPath(path.lstrip("/"))
+        for root in dict.fromkeys(roots):
+            yield from (root / group for group in (own, *own.parents))
+
+
+def _quotas() -> Iterator[float]:
+    """Yield the processors whose time each limited group of this process may use, such as 1.5."""
+    for group in _groups("cpu"):
+        with contextlib.suppress(OSError, ValueError):  # also "max": no limit
+            quota, period = (group / "cpu.max").read_text().split()
+            yield int(quota) / int(period)
+        with contextlib.suppress(OSError, ValueError):
+            time = int((group / "cpu.cfs_quota_us").read_text())
+            if time > 0:
+                yield time / int((group / "cpu.cfs_period_us").read_text())
+
+
+def _memory_limits() -> Iterator[tuple[int, int]]:
+    """Yield (limit, used) in bytes of each limit of this process: its address space, the groups that it is in."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        used = 0
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            used = int((_PROC / "self/statm").read_text().split()[0]) * resource.getpagesize()
+        yield soft, used
+    for group in _groups("memory"):
+        for limit_file, used_file, cache in _MEMORY_FILES:
+            with contextlib.suppress(OSError, ValueError):  # also "max": no limit
+                limit, used = int((group / limit_file).read_text()), int((group / used_file).read_text())
+                stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                yield limit, used - int(stat.get(cache, 0))
