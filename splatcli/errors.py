@@ -2,6 +2,7 @@
 
     SplatError              70  a bug of ours, if raised bare
     ├── UsageError           2  the command line or the settings
+    │   └── PluginError      2  code of a plug-in that has failed
     ├── SceneError           3  input data: photos, cameras, points
     ├── ResourceError        4  memory, GPU, compiler
     │   └── DeviceFaultError 4  a GPU that has failed, so that this process cannot use it any more
@@ -74,6 +75,10 @@ class UsageError(SplatError):
 
     exit_code = 2
     code = "E002"
+
+
+class PluginError(UsageError):
+    """A plug-in does not work. Its cause is what the plug-in's code raised, if that is how it failed."""
 
 
 class SceneError(SplatError):

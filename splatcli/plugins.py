@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
-from splatcli.errors import SplatError, UsageError
+from splatcli.errors import PluginError, SplatError, UsageError, is_out_of_memory
 
 #: Callables of (Config, scene extent in world units) that return a train.densify.Strategy.
 STRATEGIES = "splatcli.strategies"
@@ -51,22 +51,28 @@ class Plugin:
             raise self._raised(error) from error
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Turn what the plug-in's code raises into a UsageError that names it; splatcli's own errors pass."""
+    def running(self, method: str = "") -> Iterator[None]:
+        """Turn what the plug-in's code raises into a PluginError that names it; splatcli's own errors pass.
+
+        method: where the code is, with its class, for the message. Out of memory passes, and files that fail.
+        """
         try:
             yield
         except (SplatError, OSError, MemoryError):
             raise
         except (Exception, SystemExit) as error:
-            raise self._raised(error) from error
+            if is_out_of_memory(error):
+                raise
+            raise self._raised(error, method) from error
 
-    def _raised(self, error: BaseException) -> UsageError:
+    def _raised(self, error: BaseException, method: str = "") -> PluginError:
         first = next(iter(str(error).splitlines()), "")
-        return self.fault(f"{type(error).__name__}: {first}".removesuffix(": "))
+        problem = f"{type(error).__name__}: {first}".removesuffix(": ")
+        return self.fault(f"{method}() raised {problem}" if method else problem)
 
-    def fault(self, what: str) -> UsageError:
+    def fault(self, what: str) -> PluginError:
         """Return the error for a plug-in that does not work."""
-        return UsageError(
+        return PluginError(
             f"the plug-in {self.name!r} does not work: {what}",
             where=self,
             remedy="update or uninstall that package; the fault is not splat's",

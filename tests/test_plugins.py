@@ -15,9 +15,10 @@ from splatcli.errors import UsageError
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.registry import format_of, format_to_write, import_model
 from splatcli.plugins import FORMATS, STRATEGIES, plugins
-from splatcli.train.densify import AdcStrategy, check_strategy, make_strategy
+from splatcli.train.densify import check_strategy, make_strategy
 from tests.formats.made import scene
 from tests.plugin_packages import install
+from tests.train.worlds import MemoryRun, resume_plain, short_config, start_plain
 
 WORKING = """
 from splatcli.train.densify import AdcStrategy
@@ -41,8 +42,7 @@ def test_a_strategy_of_another_package_is_made_by_its_name(place: Path) -> None:
     config = build_config({"strategy.name": "mine"})
     check_strategy(config)
     strategy = make_strategy(config, 2.0)
-    assert isinstance(strategy, AdcStrategy)
-    assert type(strategy).__name__ == "Mine"
+    assert strategy.collects_stats(config.schedule.refine_start + 1)
 
 
 def test_an_unknown_name_lists_what_exists(place: Path) -> None:
@@ -84,6 +84,56 @@ def test_a_crash_names_the_plugins_that_are_loaded(place: Path, monkeypatch: pyt
     make_strategy(build_config({"strategy.name": "crash"}), 2.0)
     remedy = str(problem_of(KeyError("x"), []).remedy)
     assert ", of splat or of the plug-in splat_crash (splatcli.strategies: crash = splat_crash:Mine.of);" in remedy
+
+
+FAILING = """
+from splatcli.train.densify import AdcStrategy
+
+class Failing(AdcStrategy):
+    def regularisation(self, step, means_lr):
+        if {fails_in!r} == "regularisation" and step == 14:
+            raise KeyError("mine")
+        return super().regularisation(step, means_lr)
+
+    def refine(self, step, *rest):
+        return {fails_in!r} if {fails_in!r} == "refine" else super().refine(step, *rest)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails_in", "fault", "saved"),
+    [
+        ("regularisation", "Failing.regularisation() raised KeyError: 'mine'", 13),
+        ("refine", "Failing.refine() returned str, no Refinement", 0),  # the step is done, its refinement is not
+    ],
+)
+def test_a_strategy_that_fails_in_mid_run_is_named_and_a_sound_state_is_saved(
+    place: Path, monkeypatch: pytest.MonkeyPatch, fails_in: str, fault: str, saved: int
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    monkeypatch.delitem(sys.modules, "splat_failing", raising=False)
+    points = {STRATEGIES: {"failing": "splat_failing:Failing.of"}}
+    module = install(place, "splat_failing", FAILING.format(fails_in=fails_in), points)
+    config, run = short_config(20, strategy={"name": "failing"}), MemoryRun()
+    with pytest.raises(UsageError) as caught:
+        list(start_plain(config, run).run())
+    assert fault in caught.value.what
+    assert max(run.saved) == saved
+    problem = problem_of(caught.value, ["train"])
+    assert (problem.exit_code, problem.what, problem.where) == (2, caught.value.what, caught.value.where)
+    if saved:
+        (report,) = place.glob("splat-crash-*.txt")
+        assert str(report) in str(problem.remedy)
+        assert str(module) in report.read_text()
+        again, whole = MemoryRun(), MemoryRun()  # with a plug-in that is mended
+        module.write_text(FAILING.format(fails_in=""))
+        monkeypatch.delitem(sys.modules, "splat_failing")
+        list(resume_plain(run.saved[saved], again).run())
+        list(start_plain(config, whole).run())
+        for (name, resumed), (_, plain) in zip(
+            again.saved[20].gaussians.items(), whole.saved[20].gaussians.items(), strict=True
+        ):
+            assert torch.equal(resumed, plain), name
 
 
 def test_two_packages_with_one_name_are_both_named(place: Path) -> None:

@@ -21,6 +21,7 @@ from splatcli.cli.process import PipeError
 from splatcli.errors import (
     DeviceFaultError,
     OutputError,
+    PluginError,
     ResourceError,
     SceneError,
     SplatError,
@@ -38,7 +39,10 @@ def report_error(error: Exception, argv: Sequence[str], out: Output) -> int:
 
 
 def problem_of(error: Exception, argv: Sequence[str]) -> SplatError:
-    """Return the user's view of an exception; for a bug, a SplatError that names the file with its traceback."""
+    """Return the user's view of an exception; for a bug, also one of a plug-in, it names the traceback's file."""
+    if isinstance(error, PluginError) and error.__cause__ is not None:
+        place = _write_traceback(error, argv)
+        return PluginError(error.what, where=error.where, remedy=f"{error.remedy}; report it there with {place}")
     return _as_splat_error(error, argv) or _report_crash(error, argv)
 
 
@@ -108,10 +112,16 @@ def _report_crash(error: Exception, argv: Sequence[str]) -> SplatError:
     """Write the traceback to a file and return the error that names it."""
     from splatcli.plugins import imported
 
+    others = "".join(f", of splat or of the plug-in {plugin}" for plugin in imported())
+    summary = f"internal error: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": ")
+    place = _write_traceback(error, argv)
+    return SplatError(summary, remedy=f"this is a bug{others}; please report it with {place}")
+
+
+def _write_traceback(error: Exception, argv: Sequence[str]) -> str:
+    """Write the traceback to a file, or to stderr where that fails; return the words that say where it is."""
     text = f"splatcli {__version__}\nsplat {' '.join(argv)}\n\n{''.join(traceback.format_exception(error))}"
     path = Path(tempfile.gettempdir()) / f"splat-crash-{time.strftime('%Y%m%d-%H%M%S')}-{id(error):x}.txt"
-    summary = f"internal error: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": ")
-    others = "".join(f", of splat or of the plug-in {plugin}" for plugin in imported())
     try:
         # Others may write into that folder, so no existing file or link is written to.
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
@@ -119,5 +129,5 @@ def _report_crash(error: Exception, argv: Sequence[str]) -> SplatError:
             file.write(text)
     except OSError:
         sys.stderr.write(text)
-        return SplatError(summary, remedy=f"this is a bug{others}; please report it with the traceback above")
-    return SplatError(summary, remedy=f"this is a bug{others}; please report it with {path}")
+        return "the traceback above"
+    return str(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -71,8 +72,8 @@ class Stepper:
     def step(self, state: TrainState, strategy: Strategy, step: int) -> list[Stepped]:
         """Submit step number ``step`` and return the steps whose losses are known now.
 
-        An engine may do the step later, but not after drain(). Raises SceneError when a training image is damaged; then
-        ``state`` is the one before the step.
+        An engine may do the step later, but not after drain(). Raises SceneError when a training image is damaged, and
+        UsageError when the strategy is that of a plug-in and fails; then ``state`` is the one before the step.
         """
         if self.batch_engine is None:
             return self._step_on_one_view(state, strategy, step)
@@ -91,14 +92,15 @@ class Stepper:
     def _step_on_one_view(self, state: TrainState, strategy: Strategy, step: int) -> list[Stepped]:
         row = state.sampler.peek()
         camera, image = self._view(state, step, row)
-        state.sampler.next()
-        self.images.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
-        background = training_background(state)
         reported: list[Stepped] = []
-        views = state.config.views
-        if views.ppisp or (views.trained and any(name == camera.name for _, name, _, _ in self._pending)):
-            reported = self.drain(state)  # gradients of this view's or camera's parameters are applied before their use
-        inputs = step_inputs(state, strategy, step, row, camera, image, background)
+        with _draws_undone_on_error(state):
+            state.sampler.next()
+            self.images.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
+            background = training_background(state)
+            views = state.config.views
+            if views.ppisp or (views.trained and any(name == camera.name for _, name, _, _ in self._pending)):
+                reported = self.drain(state)  # this view's or camera's parameters are updated before their use
+            inputs = step_inputs(state, strategy, step, row, camera, image, background)
         self._pending.append((step, camera.name, len(state.gaussians), inputs.sh_degree))
         return reported + self._report(state, self.engine.submit(state.gaussians, state.adam, inputs))
 
@@ -120,27 +122,22 @@ class Stepper:
         Every process draws all random numbers, so that all draw the same.
         """
         scene, group = self.images.scene, engine.group
-        sampler, generator = state.sampler.state(), state.generators["background"].get_state()
-        rows = [state.sampler.next() for _ in range(state.config.train.batch_size)]
-        backgrounds = [training_background(state) for _ in rows]
         rank, size = (0, 1) if group is None else (group.rank, group.size)
-        self.images.prefetch(state.train[i] for i in _own_upcoming(state, rank, size))
-        cameras = [scene_camera(state, scene, step, row) for row in rows]
 
         def inputs_of(i: int) -> StepInputs:
             camera, image = self._view(state, step, rows[i])
             return step_inputs(state, strategy, step, rows[i], camera, image, backgrounds[i])
 
-        try:
+        with _draws_undone_on_error(state):
+            rows = [state.sampler.next() for _ in range(state.config.train.batch_size)]
+            backgrounds = [training_background(state) for _ in rows]
+            self.images.prefetch(state.train[i] for i in _own_upcoming(state, rank, size))
+            cameras = [scene_camera(state, scene, step, row) for row in rows]
             if isinstance(engine, ShardedEngine):
                 refined = [state.per_view_params.camera(row, camera) for row, camera in zip(rows, cameras, strict=True)]
                 outcome = engine.step(state.gaussians, state.adam, refined, inputs_of)
             else:
                 outcome = engine.step(state.gaussians, state.adam, len(rows), inputs_of)
-        except Exception:
-            state.sampler = ViewSampler(state.sampler.num_views, state.sampler.seed, **sampler)
-            state.generators["background"].set_state(generator)
-            raise
         self._batch_isects = outcome.isects
         for row, camera, v_params in zip(rows, cameras, outcome.v_params or [], strict=False):
             apply_view_grads(_view_params(state, step, row, camera), v_params)
@@ -153,6 +150,18 @@ class Stepper:
     def _view(self, state: TrainState, step: int, row: int) -> tuple[Camera, TrainingImage]:
         """Return the scene's camera and the image of training view ``row`` at the size that step ``step`` has."""
         return self.images.reduced(state.train[row], image_divisor(state.config.schedule, step))
+
+
+@contextlib.contextmanager
+def _draws_undone_on_error(state: TrainState) -> Iterator[None]:
+    """Put sampler and background generator back where the block, which draws from them, raises."""
+    sampler, generator = state.sampler.state(), state.generators["background"].get_state()
+    try:
+        yield
+    except Exception:
+        state.sampler = ViewSampler(state.sampler.num_views, state.sampler.seed, **sampler)
+        state.generators["background"].set_state(generator)
+        raise
 
 
 def _batch_engine(state: TrainState, budget: Budget, group: ProcessGroup | None) -> BatchEngine | ShardedEngine | None:

@@ -16,7 +16,7 @@ import torch
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
-from splatcli.errors import OutputError, ResourceError, SceneError
+from splatcli.errors import OutputError, ResourceError, SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.loss_engine import LossEngine
 from splatcli.rasterizer.memory_budget import Budget
@@ -282,7 +282,7 @@ class Trainer:
 
         On a GPU the events of a step come up to two calls later; see drain().
         """
-        events = self._step()
+        events = self._complete(*self._submit())
         if self.state.step % COMPARE_EVERY == 0:
             check_same_state(self.group, self.state)
         return events
@@ -302,10 +302,11 @@ class Trainer:
             if reason is not None:
                 break
             try:
-                yield from self._log(self._step())
-            except SceneError:  # an image can no longer be read; the state before this step is complete
+                submitted = self._submit()
+            except (SceneError, UsageError):  # of an image or a plug-in; the state before this step is complete
                 yield from self._finish(lambda: False)
                 raise
+            yield from self._log(self._complete(*submitted))
             step, train, guard = self.state.step, self.state.config.train, self.state.config.guard
             if step >= train.iterations:
                 continue
@@ -327,14 +328,20 @@ class Trainer:
         yield from self._finish(lambda: reason in ("finished", "stop-at") and should_stop() is None)
         return reason
 
-    def _step(self) -> list[Event]:
-        """Do one step and the refinement after it, and return the events that are known since the last one."""
+    def _submit(self) -> tuple[bool, list[Stepped]]:
+        """Submit the next step; return whether a refinement follows, and the steps whose losses are known now.
+
+        After a SceneError or UsageError the state is the one before the step.
+        """
+        step = self.state.step + 1
+        return self.strategy.refines_at(step), self.stepper.step(self.state, self.strategy, step)
+
+    def _complete(self, refines: bool, reported: list[Stepped]) -> list[Event]:
+        """Refine after the step that _submit() submitted, and return the events that are known since the last one."""
         state, guard = self.state, self.state.config.guard
         step = state.step + 1
-        reported = self.stepper.step(state, self.strategy, step)
         events: list[Event] = []
         sizes_due = state.filter_3d is not None and step % FILTER_3D_EVERY == 0
-        refines = self.strategy.refines_at(step)
         if refines or sizes_due:
             reported += self.stepper.drain(state)
         if refines:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+
+import torch
 
 from splatcli import plugins
 from splatcli.config import Config
 from splatcli.errors import UsageError
+from splatcli.gaussians import Gaussians
+from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.train.densify.base import Refinement, Strategy, apply_refinement
 from splatcli.train.densify.default import AdcStrategy
 from splatcli.train.densify.mcmc import McmcStrategy
@@ -46,7 +51,56 @@ def make_strategy(config: Config, extent: float) -> Strategy:
         strategy = factory(config, extent)
     if not isinstance(strategy, Strategy):
         raise plugin.fault(f"{type(strategy).__name__} lacks a method of splatcli.train.densify.Strategy")
-    return strategy
+    return PluginStrategy(strategy, plugin)
+
+
+class PluginStrategy:
+    """The strategy of a plug-in, where what its code raises is an error that names plug-in, class and method."""
+
+    def __init__(self, strategy: Strategy, plugin: plugins.Plugin) -> None:
+        self._strategy = strategy
+        self._plugin = plugin
+
+    def _running(self, method: str) -> contextlib.AbstractContextManager[None]:
+        return self._plugin.running(f"{type(self._strategy).__name__}.{method}")
+
+    def _check(self, method: str, result: object, kind: type) -> None:
+        if not isinstance(result, kind):
+            name = f"{type(self._strategy).__name__}.{method}"
+            raise self._plugin.fault(f"{name}() returned {type(result).__name__}, no {kind.__name__}")
+
+    @property
+    def absgrad(self) -> bool:
+        with self._running("absgrad"):
+            return self._strategy.absgrad
+
+    def collects_stats(self, step: int) -> bool:
+        with self._running("collects_stats"):
+            return self._strategy.collects_stats(step)
+
+    def regularisation(self, step: int, means_lr: float) -> Regularisation:
+        with self._running("regularisation"):
+            regularisation = self._strategy.regularisation(step, means_lr)
+        self._check("regularisation", regularisation, Regularisation)
+        return regularisation
+
+    def refines_at(self, step: int) -> bool:
+        with self._running("refines_at"):
+            return self._strategy.refines_at(step)
+
+    def uses_weights(self, step: int) -> bool:
+        uses = getattr(self._strategy, "uses_weights", None)
+        with self._running("uses_weights"):
+            return uses is not None and uses(step)
+
+    def refine(
+        self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator
+    ) -> Refinement | None:
+        with self._running("refine"):
+            refinement = self._strategy.refine(step, gaussians, stats, generator)
+        if refinement is not None:
+            self._check("refine", refinement, Refinement)
+        return refinement
 
 
 def check_strategy(config: Config) -> None:
