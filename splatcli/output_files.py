@@ -57,14 +57,14 @@ def check_place(path: Path) -> None:
 def image_paths(names: Iterable[str], folder: Path, suffix: str = ".png") -> list[Path]:
     """Return the image file of each view: its name with ``suffix``, always inside ``folder``, all distinct.
 
-    Names come from untrusted files: drives, roots and ``..`` in them are dropped.
+    No file has the name of another one's folder. Names come from untrusted files: drives, roots and ``..`` in them are
+    dropped.
     """
-    taken: set[str] = set()
+    paths_of_names = [_inner_path(name) for name in names]
+    folders = {str(parent).casefold() for named in paths_of_names for parent in named.parents}
+    taken = {name.removesuffix(suffix.casefold()) for name in folders if name.endswith(suffix.casefold())}
     paths = []
-    for name in names:
-        parts = [part for part in PurePosixPath(name.replace("\\", "/")).parts if part not in ("/", "..", ".")]
-        parts = [part.replace("\0", "").replace(":", "_") for part in parts] or ["view"]
-        named = PurePosixPath(*parts)
+    for named in paths_of_names:
         stem = str(named.with_suffix("") if named.suffix.lower() in _PICTURE_SUFFIXES else named)
         candidate, count = stem, 2
         while candidate.casefold() in taken:
@@ -72,3 +72,8 @@ def image_paths(names: Iterable[str], folder: Path, suffix: str = ".png") -> lis
         taken.add(candidate.casefold())
         paths.append(folder / f"{candidate}{suffix}")
     return paths
+
+
+def _inner_path(name: str) -> PurePosixPath:
+    parts = [part for part in PurePosixPath(name.replace("\\", "/")).parts if part not in ("/", "..", ".")]
+    return PurePosixPath(*([part.replace("\0", "").replace(":", "_") for part in parts] or ["view"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import imageio.v3 as imageio
@@ -322,6 +323,17 @@ def test_a_video_of_views_of_two_sizes_wants_one(splat: Splat, finished_run: Pat
     done = splat("render", finished_run, "--views", tmp_path / "c.json", "-o", tmp_path / "x.mp4")
     assert done.code == 2
     assert f"--size {WIDTH}x{HEIGHT}" in done.err
+
+
+def test_no_file_has_the_name_of_another_views_folder(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+    views = load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt").cameras[:4]
+    names = ("a.png", "A.png/b", "a_2/c.png", "a_2")
+    cameras = [replace(view, name=name) for view, name in zip(views, names, strict=True)]
+    (tmp_path / "c.json").write_text(cameras_json(cameras))
+    done = splat("render", finished_run, "--views", tmp_path / "c.json", "-o", tmp_path / "out", "-q")
+    assert done.code == 0, done.err
+    found = [str(Path(line).relative_to(tmp_path / "out")) for line in done.out.splitlines()]
+    assert found == ["a_2.png", "A.png/b.png", "a_2/c.png", "a_2_2.png"]
 
 
 def test_an_image_that_a_mask_hides_whole_is_gray_in_comparisons(splat: Splat, tmp_path: Path) -> None:
