@@ -13,12 +13,12 @@ images.bin has the pose of each image, that of a rig's camera too, so rigs.bin a
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import mmap
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -216,6 +216,7 @@ class _Image:
     """An image of the model: its pose is a quaternion w x y z and a translation, world to camera.
 
     name: bytes that are no UTF-8 are surrogates.
+    observations: the first byte and the number of its observations, of a binary file.
     """
 
     number: int
@@ -223,6 +224,7 @@ class _Image:
     translation: tuple[float, ...]
     camera: int
     name: str
+    observations: tuple[int, int] = (0, 0)
 
 
 def _utf8(image: _Image, file: Path) -> str:
@@ -288,7 +290,8 @@ _FRAME = struct.Struct("<II7dI")
 #: A point without its track, which is a list of images with the number of an observation in each.
 _POINT = struct.Struct("<Q3d3BdQ")
 #: The beginning of a point, which is read.
-_POINT_HEAD = np.dtype([("id", "<u8"), ("xyz", "<f8", 3), ("rgb", "u1", 3)])
+_POINT_HEAD = np.dtype([("id", "<u8"), ("xyz", "<f8", 3), ("rgb", "u1", 3), ("error", "<f8")])
+_OBSERVATION = np.dtype([("xy", "<f8", 2), ("point", "<u8")])
 _TRACK_SIZE, _OBSERVATION_SIZE, _SENSOR_SIZE, _POSE_SIZE, _DATA_SIZE = 8, 24, 8, 56, 16
 
 
@@ -311,7 +314,7 @@ class _Records:
     total: int = 0
 
     @classmethod
-    @contextmanager
+    @contextlib.contextmanager
     def of(cls, path: Path) -> Iterator[_Records]:
         """Open a file at its start. Raises SceneError for one too short to hold a count."""
         with path.open("rb") as file:
@@ -414,9 +417,11 @@ def _images_binary(path: Path) -> list[_Image]:
             if end < 0:
                 raise file.fault(f"the name of {file.record} has no end")
             name = file.data[file.offset : end].decode(errors="surrogateescape")
-            images[number] = _Image(number, tuple(pose[:4]), tuple(pose[4:]), camera, name)
             file.offset = end + 1
-            file.skip(_OBSERVATION_SIZE * file.count(_OBSERVATION_SIZE, "observations"))
+            count = file.count(_OBSERVATION_SIZE, "observations")
+            place = (file.offset, count)
+            images[number] = _Image(number, tuple(pose[:4]), tuple(pose[4:]), camera, name, place)
+            file.skip(_OBSERVATION_SIZE * count)
     return list(images.values())
 
 
@@ -442,20 +447,27 @@ def _points_binary(path: Path, limit: int, with_tracks: bool) -> RawPoints | Non
         step = stride(total, limit)
         starts, lengths = starts[::step], lengths[::step]
         heads = _gather(file.data, starts, _POINT_HEAD.itemsize)
-        images = np.zeros(0, np.int64)
-        if with_tracks:
-            # Where each observation of each track lies.
-            within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            places = np.repeat(starts + _POINT.size, lengths) + _TRACK_SIZE * within
-            images = _gather(file.data, places, 4).view("<u4")[:, 0].astype(np.int64)
+        images = _tracks(file, starts, lengths)[:, 0] if with_tracks else np.zeros(0, np.int64)
     table = heads.view(_POINT_HEAD)[:, 0]
     return _in_order(table["id"], table["xyz"], table["rgb"], path, total, images, lengths)
 
 
-def _point_places(file: _Records) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first byte of each point of a file and the length of its track; the lengths alone are read."""
+def _tracks(file: _Records, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return [O, 2], the image and the number in it of each observation of the points at ``starts``."""
+    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    places = np.repeat(starts + _POINT.size, lengths) + _TRACK_SIZE * within
+    return _gather(file.data, places, _TRACK_SIZE).view("<u4").astype(np.int64)
+
+
+def _point_places(file: _Records, most: int | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first byte of each point of a file and the length of its track; the lengths alone are read.
+
+    most: of the first so many, without a look at the rest of the file.
+    """
     file.total = total = file.count(_POINT.size, "points")
     file.kind = "point"
+    if most is not None:
+        total = min(total, most)
     starts, lengths = np.empty(total, np.int64), np.empty(total, np.int64)
     data, size, at, unpack = file.data, len(file.data), file.offset, _COUNT.unpack_from
     head, to_length = _POINT.size, _POINT.size - _COUNT.size
@@ -480,7 +492,8 @@ def _point_places(file: _Records) -> tuple[NDArray[np.int64], NDArray[np.int64]]
     file.index, file.offset = max(0, total - 1), at
     if total > _REPORT_RECORDS:
         report(f"reading {file.path.name}", total, total)
-    file.check_end()
+    if most is None:
+        file.check_end()
     return starts, lengths
 
 
@@ -667,6 +680,110 @@ def _in_order(
         rows = np.repeat(np.arange(len(order)), lengths)
         tracks = Tracks(images, rows).moved(np.argsort(order, kind="stable"))
     return RawPoints(xyz[order], rgb[order].astype(np.uint8), path, total, tracks)
+
+
+# --- Observations ----------------------------------------------------------------------------------------------------
+
+#: Points of which some are taken, evenly many: so the time has a bound, whatever the size of the model.
+_MOST_POINTS, _SAMPLE = 200_000, 2_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observations:
+    """Where images see some points of a model, and where its cameras and poses put these points, as O pairs.
+
+    observed, projected: [O, 2] float64 pixels; NaN for a point behind its camera, and where the pose is no pose.
+    centers: [O, 2] principal points.
+    errors: reprojection errors that the model states for these points, in pixels; of those that state one.
+    points: the number of points.
+    """
+
+    observed: NDArray[np.float64]
+    projected: NDArray[np.float64]
+    centers: NDArray[np.float64]
+    errors: NDArray[np.float64]
+    points: int
+
+
+def read_observations(file: Path) -> Observations | None:
+    """Return observations of points spread over a model, of which ``file`` is the file of images; None without any.
+
+    The model has been read before; in text files that part was not. Observations that do not name their point are left
+    out.
+    """
+    model = Model(file.parent, file.suffix, 0)
+    if not model.file("points3D").is_file():
+        return None
+    binary = model.suffix == ".bin"
+    try:
+        images, table = (_observations_binary if binary else _observations_text)(model)
+    except ValueError:  # no number in a text file
+        return None
+    if not len(table.number):
+        return None
+    cameras = (_cameras_binary if binary else _cameras_text)(model.file("cameras"))
+    projected, centers = np.full((2, *table.observed.shape), np.nan)
+    for number in np.unique(table.number):
+        here, image = table.number == number, images[int(number)]
+        with contextlib.suppress(SceneError):
+            camera, viewmat = cameras[image.camera], _viewmat(image, file, f"image {number}")
+            projected[here] = camera.img_from_cam(table.xyz[here] @ viewmat[:3, :3].T + viewmat[:3, 3])
+            centers[here] = camera.principal_point_x, camera.principal_point_y
+    stated = table.errors[table.errors > 0]
+    return Observations(table.observed, projected, centers, stated, len(table.errors))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Observed:
+    """number: [O] of the image. xyz: [O, 3] of the point. observed: [O, 2] pixels. errors: [P] as the points state."""
+
+    number: NDArray[np.int64]
+    xyz: NDArray[np.float64]
+    observed: NDArray[np.float64]
+    errors: NDArray[np.float64]
+
+
+def _observations_binary(model: Model) -> tuple[dict[int, _Image], _Observed]:
+    with _Records.of(model.file("points3D")) as file:
+        starts, lengths = _point_places(file, _MOST_POINTS)
+        step = stride(len(starts), _SAMPLE)
+        starts, lengths = starts[::step], lengths[::step]
+        points = _gather(file.data, starts, _POINT_HEAD.itemsize).view(_POINT_HEAD)[:, 0]
+        tracks = _tracks(file, starts, lengths)
+    rows = np.repeat(np.arange(len(points)), lengths)
+    images = {image.number: image for image in _images_binary(model.file("images"))}
+    places_of = [images[n].observations if n in images else (0, 0) for n in tracks[:, 0].tolist()]
+    begins, counts = np.array(places_of, np.int64).reshape(-1, 2).T
+    there = tracks[:, 1] < counts
+    with _Records.of(model.file("images")) as file:
+        places = begins[there] + _OBSERVATION_SIZE * tracks[there, 1]
+        found = _gather(file.data, places, _OBSERVATION_SIZE).view(_OBSERVATION)[:, 0]
+    numbers, rows = tracks[there, 0], rows[there]
+    same = found["point"] == points["id"][rows]
+    xyz, observed = points["xyz"][rows[same]], found["xy"][same]
+    return images, _Observed(numbers[same], xyz, observed, points["error"])
+
+
+def _observations_text(model: Model) -> tuple[dict[int, _Image], _Observed]:
+    file = model.file("points3D")
+    first = [line for _, line in islice(_data_lines(file), _MOST_POINTS)]
+    lines = [line.split() for line in first[:: stride(len(first), _SAMPLE)]]
+    wanted: dict[int, list[tuple[int, int]]] = {}  # image -> number in it and row of each of its observations
+    for row, fields in enumerate(lines):
+        for image, place in zip(fields[8::2], fields[9::2], strict=False):
+            wanted.setdefault(int(image), []).append((int(place), row))
+    pairs: list[tuple[int, int, float, float]] = []
+    for _, line, observations in _image_lines(model.file("images")):
+        number, seen = int(line.split(maxsplit=1)[0]), observations.split()
+        for index, row in wanted.get(number, []):
+            x, y, point = seen[3 * index : 3 * index + 3] or (0, 0, None)
+            if point == lines[row][0]:
+                pairs.append((number, row, float(x), float(y)))
+    table = np.array(pairs, dtype=np.float64).reshape(-1, 4)
+    rows = table[:, 1].astype(np.int64)
+    columns = np.array([fields[1:8] for fields in lines], dtype=np.float64).reshape(-1, 7)
+    images = {image.number: image for image in _images_text(model.file("images"))}
+    return images, _Observed(table[:, 0].astype(np.int64), columns[rows, :3], table[:, 2:], columns[:, 6])
 
 
 READER = Reader(

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.errors import SceneError
+from splatcli.scene import colmap
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import decode
 from splatcli.scene.images import OPAQUE, ImageSource, ImageStore
@@ -26,6 +27,9 @@ _SHOWN, _BLIND = 0.002, 0.5
 _FAR = 10.0
 #: Parts of the scene's extent, and of a radian: two cameras nearer than that are one.
 _SAME = 1e-6
+#: Pixels, and times the errors that a model states: a larger median reprojection error is no inaccuracy. COLMAP leaves
+#: out observations that are farther off than this many pixels.
+_OFF, _TIMES_STATED = 4.0, 3.0
 #: Names that a sentence gives.
 _MAX_LISTED = 3
 #: Views, and sparse points, below which a scene is likely to come out wrong.
@@ -53,7 +57,7 @@ class Finding:
 
 def inspect_scene(scene: Scene) -> list[Finding]:
     """Return all findings of a scene that could be read: what is there first, then what looks wrong."""
-    found = [*_cameras(scene), *_images(scene), *_beside(scene), *_points(scene), *_split(scene)]
+    found = [*_cameras(scene), *_images(scene), *_beside(scene), *_points(scene), *_reprojection(scene), *_split(scene)]
     return sorted(found, key=lambda finding: finding.state == "warning")
 
 
@@ -150,6 +154,47 @@ def _points(scene: Scene) -> Iterator[Finding]:
             f"fewer than one a view: {count} for {len(scene.cameras)} views",
             "run structure from motion again, or start from random points: --init random",
         )
+
+
+def _reprojection(scene: Scene) -> Iterator[Finding]:
+    """Yield what the observations of a COLMAP model say of its cameras and poses; nothing where there are none."""
+    found = colmap.read_observations(scene.file) if scene.kind == colmap.READER.name else None
+    if found is None:
+        return
+    observed, projected = found.observed, found.projected
+    error, stated = _median_distance(projected, observed), float(np.median(found.errors)) if len(found.errors) else 0.0
+    text = f"sparse points are off by {error:.3g} pixels in the median ({found.points:,} of them)"
+    if error == np.inf:
+        text = f"sparse points lie behind the cameras that see them ({found.points:,} inspected)"
+    if error <= max(_OFF, _TIMES_STATED * stated):
+        yield Finding("found", "points", text)
+        return
+    if _median_distance(projected, _scale(observed, projected) * observed) <= _OFF:
+        return  # of the images at another size, which the cameras were scaled to
+    offsets, seen = projected - found.centers, observed - found.centers
+    factor = _scale(offsets, seen)
+    fits = _median_distance(factor * offsets, seen) <= max(_OFF, error / 4)
+    yield Finding(
+        "warning",
+        "points",
+        f"{text}, where the model says {stated:.3g}: cameras or poses were changed after they were solved"
+        if stated
+        else f"{text}: cameras and poses do not belong to the observations",
+        (f"focal lengths {factor:.3g} times as long fit; " if fits else "")
+        + "copy the whole model again from where it was made, or run structure from motion again",
+    )
+
+
+def _median_distance(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Return the median distance between two lists of pixels [O, 2]; NaN is as far as can be."""
+    return float(np.median(np.nan_to_num(np.linalg.norm(one - other, axis=1), nan=np.inf)))
+
+
+def _scale(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Return the median factor from the lengths of ``one`` [O, 2] to those of ``other``."""
+    factors = np.linalg.norm(other, axis=1) / np.maximum(np.linalg.norm(one, axis=1), 1e-9)
+    known = factors[np.isfinite(factors)]
+    return float(np.median(known)) if len(known) else 1.0
 
 
 def _split(scene: Scene) -> Iterator[Finding]:

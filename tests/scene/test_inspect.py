@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 
 from splatcli.config import DataConfig
+from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.inspect import Finding, inspect_scene, shown_shares
 from splatcli.scene.read import read_scene
 from tests.scene import made
@@ -85,6 +87,45 @@ def test_cameras_out_of_place_are_reported(tmp_path: Path, index: int, center: l
     all_found = found(edit_frames(made.nerfstudio_scene(tmp_path), move))
     assert all_found["warning", "cameras"].text == text
     assert list(all_found)[-1] == ("warning", "cameras"), "warnings come last, where they are seen"
+
+
+def observed_model(factor: float = 1.0, scale: float = 1.0) -> pycolmap.Reconstruction:
+    """A model whose focal lengths are ``factor`` times those of its observations, and then its cameras scaled."""
+    params = np.array([600.0, 610.0, 320.0, 240.0])
+    model = made.reconstruction(made.lens("PINHOLE", params.tolist(), 640, 480), points=0)
+    points = np.random.default_rng(1).uniform(-1, 1, (20, 3))
+    camera = model.cameras[1]
+    for image in model.images.values():
+        in_camera = points @ made.w2c(image.image_id - 1)[:3, :3].T + made.w2c(image.image_id - 1)[:3, 3]
+        image.points2D = pycolmap.Point2DList([pycolmap.Point2D(xy) for xy in camera.img_from_cam(in_camera)])
+    for row, xyz in enumerate(points):
+        track = pycolmap.Track([pycolmap.TrackElement(number, row) for number in model.images])
+        model.add_point3D(xyz, track, np.zeros(3, np.uint8))
+    camera.params = params * np.array([factor, factor, 1.0, 1.0]) * scale
+    camera.width, camera.height = round(640 * scale), round(480 * scale)
+    return model
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize(
+    ("factor", "scale", "remedy"),
+    [(1.0, 1.0, None), (2.0, 1.0, "focal lengths 0.5 times"), (0.5, 1.0, "focal lengths 2 times"), (1.0, 0.1, None)],
+)
+def test_focal_lengths_that_the_points_contradict_are_reported(
+    tmp_path: Path, text: bool, factor: float, scale: float, remedy: str | None
+) -> None:
+    made.colmap_scene(tmp_path)
+    shutil.rmtree(tmp_path / "sparse/0")
+    made.write_model(tmp_path / "sparse/0", observed_model(factor, scale), text)
+    if scale == 1.0:
+        made.write_images(tmp_path / "images", size=(640, 480))
+    points = [one for one in inspect_scene(read_scene(tmp_path, DataConfig())) if one.subject == "points"]
+    about = [one for one in points if "in the median" in one.text]
+    assert len(points) == 1 + len(about) == (1 if scale != 1.0 else 2)  # scaled cameras: nothing to compare with
+    for one in about:
+        assert one.state == ("found" if remedy is None else "warning"), one.text
+        assert (one.remedy or "").startswith(remedy or "")
+        assert "(20 of them)" in one.text
 
 
 def test_shares_are_counts_of_what_is_in_the_picture(tmp_path: Path) -> None:
