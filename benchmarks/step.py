@@ -1,8 +1,8 @@
 """How long a training step takes on this machine, stage by stage, beside plain torch doing the same work.
 
-    python -m benchmarks.step CHECKPOINT [-r F] [--steps 100] [--threads N] [--isa avx512|avx2|portable] [--out FILE]
+    python -m benchmarks.step MODEL [-r F] [--steps 100] [--threads N] [--isa avx512|avx2|portable] [--out FILE]
 
-CHECKPOINT is a trained run's (its scene must still be where it was): the Gaussians are used as they are, and steps
+MODEL is a run or its checkpoint (its scene must still be where it was): the Gaussians are used as they are, and steps
 run on copies; -r takes the images at another size than the run did. Times are medians and 10 % quantiles in
 milliseconds of wall clock. The peers run in the same process: torch.optim.Adam(fused=True) on the same parameters,
 L1 + SSIM in torch (separable convolutions of all five maps at once, the fastest of four forms that were tried), and a
@@ -29,6 +29,8 @@ from torch.nn.functional import conv2d
 from benchmarks.origin import origin
 from splatcli import machine
 from splatcli.checkpoint.file import load_checkpoint
+from splatcli.cli.model import find_model
+from splatcli.errors import SplatError
 from splatcli.native.backend import Backend, best_isa, load_cpu
 from splatcli.rasterizer import AdamState, DensifyStats, NativeEngine
 from splatcli.rasterizer.step_inputs import StepInputs
@@ -103,18 +105,10 @@ def peers(gaussians: Any, targets: list[torch.Tensor], repeats: int) -> dict[str
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("-r", "--resolution", type=float)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--threads", type=int, default=machine.cores())
-    parser.add_argument("--isa", default=best_isa())
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the result as JSON. Raises SplatError without a checkpoint, or its scene."""
     torch.set_num_threads(options.threads)
-
-    checkpoint = load_checkpoint(options.checkpoint)
+    checkpoint = load_checkpoint(find_model(options.model))
     data = checkpoint.config.data
     if options.resolution is not None:
         data = data.model_copy(update={"resolution": options.resolution})
@@ -158,7 +152,7 @@ def main() -> None:
             counts["pairs"].append(engine.frame.native.isects)
 
     camera = scene.cameras[views[0]]
-    result = {
+    return {
         "command": " ".join(["python", *sys.argv]),
         **origin(),
         "threads": options.threads,
@@ -173,6 +167,21 @@ def main() -> None:
         "peers_ms": peers(gaussians, list(targets.values()), 20),
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("-r", "--resolution", type=float)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--threads", type=int, default=machine.cores())
+    parser.add_argument("--isa", default=best_isa())
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    try:
+        result = measure(options)
+    except SplatError as error:
+        parser.exit(error.exit_code, "\n".join(error.lines()) + "\n")
     text = json.dumps(result, indent=2)
     print(text)
     if options.out:
