@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,12 +88,13 @@ def info(args: InfoArguments) -> int:
                 )
             found = find_model(args.path, out=out, allow_older=True)
             import_options = args.foreign.import_options()
+            is_run = args.path is not None and args.path.is_dir() and found.suffix != ".json"  # of an unbundled SOG
             if is_own_checkpoint(found):
                 facts = _checkpoint_facts(load_model(found, import_options=import_options))
+                facts |= {"kind": "run"} if is_run else {}
             else:
                 facts = _foreign_facts(found, import_options)
-            if args.path is not None and args.path.is_dir() and found.suffix != ".json":  # of an unbundled SOG
-                facts["kind"] = "run"
+                facts |= {"kind": "foreign run", "train_on": _train_on(args.path)} if is_run else {}
         out.result(facts, _lines(facts), _tables(facts))
     return 0
 
@@ -191,6 +193,10 @@ def _foreign_facts(path: Path, import_options: ImportOptions) -> dict[str, Any]:
     except ModelFileError as error:
         facts |= {"usable": False, "problem": error.what, "help": error.remedy}
     return facts | {"notes": notes}
+
+
+def _train_on(run: Path | None) -> str:
+    return f"splat train SCENE --init {shlex.quote(str(run))}; other commands take it, but splat resume does not"
 
 
 def _header_facts(path: Path, problem: SplatError) -> dict[str, Any]:

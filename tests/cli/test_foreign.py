@@ -172,7 +172,8 @@ def test_the_run_folders_of_other_programs_stand_for_their_newest_model(
         "nerfstudio": "step-000029999.ckpt",
     }
     assert {facts["num_gaussians"] for facts in found.values()} == {len(trained.means)}
-    assert {facts["kind"] for facts in found.values()} == {"run"}
+    assert {facts["kind"] for facts in found.values()} == {"foreign run"}
+    assert f"--init {gsplat};" in found["gsplat"]["train_on"]
 
 
 def test_param_space_is_not_for_our_own_checkpoints(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
