@@ -58,11 +58,15 @@ class RunMovedError(OutputError):
     """The folder of an open run is no longer at its path.
 
     place: where it is now; None when it was removed, or nobody can tell.
+    removed: it was removed for sure, and no later attempt can succeed.
     """
 
-    def __init__(self, run: Path, place: Path | None) -> None:
+    def __init__(self, run: Path, place: Path | None, *, removed: bool = False) -> None:
         self.place = place
-        if place is None:
+        self.removed = removed
+        if removed:
+            what, back = "the run folder was removed", "train again, or splat resume a copy of the run"
+        elif place is None:
             what, back = "the run folder is gone: it was moved or removed", "put it back"
         else:
             what, back = f"the run folder was moved to {place}", f"mv {shlex.quote(str(place))} {shlex.quote(str(run))}"
@@ -361,6 +365,8 @@ class RunDir:
         """
         self._require_place()
         path = self.checkpoint_path(checkpoint.step)
+        with os_errors(OutputError, path.parent):
+            path.parent.mkdir(exist_ok=True)  # somebody may have removed it
         save_checkpoint(path, checkpoint)
         if checkpoint.step > 0:
             self.keep()
@@ -407,7 +413,7 @@ class RunDir:
                 return
             lock = Path(name)
             place = lock.parent if os.path.samestat(own, os.stat(lock)) else None
-        raise RunMovedError(self.path, place)
+        raise RunMovedError(self.path, place, removed=own.st_nlink == 0)
 
     def _point_latest(self, path: Path) -> None:
         """Write the pointer. No program relies on it, so that a failure only gives a warning."""

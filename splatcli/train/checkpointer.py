@@ -99,13 +99,15 @@ class Checkpointer:
             if isinstance(event, Saved):
                 yield event
                 return
-            if not self._wait(deadline, keep_trying):
+            if (self._moved is not None and self._moved.removed) or not self._wait(deadline, keep_trying):
                 break
             yield SaveFailed(event.step, event.text, RETRY_AT_END)
         newest = self.run_dir.newest_path() if self.saved is None else self.saved.path
         kind, free = (ResourceError, "memory") if self._no_memory else (OutputError, "space")
         remedy = f"free some {free}, then splat resume {self.run_dir.path} goes on from there"
-        if newest is not None and self._moved is not None:
+        if self._moved is not None and self._moved.removed:
+            newest, remedy = None, self._moved.remedy or remedy
+        elif newest is not None and self._moved is not None:
             place = self._moved.place or Path("DIR")  # of a folder that was removed, a copy may be left
             newest = place / newest.parent.name / newest.name
             remedy = f"splat resume {shlex.quote(str(place))} goes on from there"

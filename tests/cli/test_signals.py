@@ -168,13 +168,14 @@ def test_a_run_whose_folder_is_moved_names_the_new_place(
 
 
 def test_a_run_whose_folder_is_removed_says_so(endless: subprocess.Popen[str], tmp_path: Path) -> None:
-    shutil.rmtree(tmp_path / "run")
+    shutil.rmtree((tmp_path / "run").rename(tmp_path / "gone"))  # nothing is written into it meanwhile
     endless.send_signal(signal.SIGTERM)
     out, err = endless.communicate(timeout=120)
     assert endless.returncode == 8, err
     error = json.loads(out.splitlines()[-1])
-    assert "the run folder is gone: it was moved or removed" in error["what"]
-    assert error["help"].startswith("splat resume DIR goes on from there")
+    assert "the run folder was removed while the run was writing to it; nothing is saved" in error["what"]
+    assert error["help"] == "train again, or splat resume a copy of the run"
+    assert not (tmp_path / "run").exists()
 
 
 def test_sigterm_during_a_save_lets_it_finish(

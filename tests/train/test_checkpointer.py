@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from splatcli.checkpoint.file import load_checkpoint
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.errors import OutputError
@@ -172,3 +175,24 @@ def test_little_room_is_reported_at_the_start(room: int, alarmed: bool) -> None:
     if alarmed:
         (alarm,) = [event for event in run.happened if isinstance(event, Alarmed)]
         assert "room for 3 more checkpoints of 5,000 Gaussians, and the run may keep 4" in alarm.text
+
+
+@pytest.mark.parametrize("removed", ["run", "run/ckpts"])
+def test_a_folder_that_is_removed_is_not_waited_for(tmp_path: Path, removed: str) -> None:
+    """No later attempt to save a run whose folder is removed can succeed; its folder of checkpoints is made again."""
+    with RunDir.create(tmp_path / "run") as run_dir:
+        time = Time()
+        trainer = start_plain(short_config(10), run_dir, clock=time)
+        trainer.checkpointer._sleep = time.sleep
+        events = trainer.run()
+        for event in events:
+            if isinstance(event, Stepped) and event.step == 5:
+                shutil.rmtree(tmp_path / removed)
+                break
+        if removed == "run":
+            with pytest.raises(OutputError, match=r"was removed while the run was writing to it; nothing is saved\n"):
+                list(events)
+        else:
+            list(events)
+            assert load_checkpoint(tmp_path / "run/ckpts/ckpt_000010.pt").step == 10
+        assert time.now == 0.0
