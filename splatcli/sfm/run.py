@@ -15,6 +15,7 @@ import contextlib
 import difflib
 import errno
 import fcntl
+import glob
 import json
 import logging
 import math
@@ -79,6 +80,7 @@ def run_sfm(
     folder = (place or _free_place(beside, footage, key)).absolute()
     if folder.is_symlink():
         folder = folder.resolve()  # the link stays, and the work is done on its target's disk
+    _finish_put(folder)
     known = _known(folder) or {}
     overwrite = overwrite or (known.get("key") == key and _is_outdated(known))
     if not overwrite and _is_made(folder, known, key):
@@ -139,11 +141,13 @@ def _free_place(beside: Path, footage: SfmInput, key: dict[str, Any]) -> Path:
         source = source.parent
     first = beside / f"{(source.stem if footage.is_video else source.name) or 'photos'}-sfm"
     place, number = first, 2
+    _finish_put(place)
     while os.path.lexists(place):
         known = _known(place) or {}
         if _is_made(place, known, key) or (known.get("key") == key and _is_outdated(known)):
             break
         place, number = first.with_name(f"{first.name}-{number}"), number + 1
+        _finish_put(place)
     return place
 
 
@@ -369,13 +373,31 @@ def _put(made: Path, folder: Path) -> None:
             folder.rename(old)
         try:
             made.rename(folder)
-        except OSError:
-            if old.exists():
+        except BaseException:  # also a signal
+            if old.exists() and not folder.exists():
                 old.rename(folder)
             raise
     except OSError as error:
         raise OutputError(f"cannot be put in its place: {error.strerror}", where=folder) from None
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _finish_put(folder: Path) -> None:
+    """Finish what a process that was killed in _put() began: put the new folder in, else the old one back."""
+    folder = folder.absolute()
+    ours = re.compile(re.escape(folder.name) + r"\.tmp\.(\d+)\.[0-9a-f]{8}\.old")
+    for old in folder.parent.glob(f"{glob.escape(folder.name)}.tmp.*.old"):
+        match = ours.fullmatch(old.name)
+        if match is None or other_process_lives(int(match[1])):
+            continue
+        made = old.with_suffix("")
+        if not os.path.lexists(folder):
+            try:
+                (made if (made / REPORT).is_file() else old).rename(folder)
+            except OSError as error:
+                raise OutputError(f"cannot be put in its place: {error.strerror}", where=folder) from None
+            _log.info(f"a call that was killed left the scene beside {folder}; it is in its place again")
+        shutil.rmtree(old, ignore_errors=True)
 
 
 Tell = Callable[[str, int, int], None]

@@ -254,6 +254,35 @@ def test_the_work_of_another_machine_is_left_alone(images: Path, tmp_path: Path,
     assert [folder.exists() for folder in folders] == [False, True, False]
 
 
+@pytest.mark.parametrize(("renames", "found"), [(1, "new"), (1, "old"), (2, "new")])
+def test_a_kill_while_a_scene_is_replaced_loses_none(
+    images: Path, tmp_path: Path, fake: list[Path], renames: int, found: str
+) -> None:
+    """Between the two renames neither the old scene nor the new one is in the place."""
+    place = find_cameras_of(images, beside=tmp_path).folder
+    replacing = SfmOptions(seed=2)
+    child = os.fork()
+    if child == 0:
+        real, done = Path.rename, iter(range(1, 10))
+
+        def rename(path: Path, target: Path) -> None:
+            real(path, target)
+            if next(done) == renames:
+                os._exit(0)
+
+        Path.rename = rename  # type: ignore[method-assign, assignment]
+        try:
+            find_cameras_of(images, replacing, place=place, overwrite=True)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    (old,) = tmp_path.glob("photos-sfm.tmp.*.old")
+    if found == "old":
+        shutil.rmtree(old.with_suffix(""))
+    assert find_cameras_of(images, replacing if found == "new" else None, beside=tmp_path).reused
+    assert [path.name for path in tmp_path.iterdir()] == ["photos-sfm"]
+
+
 def test_what_a_killed_process_left_goes_with_the_next_run(images: Path, tmp_path: Path, fake: list[Path]) -> None:
     beyond_the_last_pid = 2**22 + 1
     stale = tmp_path / f"photos-sfm.tmp.{beyond_the_last_pid}.0123abcd"
