@@ -33,12 +33,19 @@ pytestmark = pytest.mark.slow
 
 SIZE = (480, 360)
 
-#: Presses keys in the page of a run until both have had their effect.
-KEYS_WORK = """(() => {
+#: Presses keys in the page of a run until both have had their effect, and drags, which the browser ends once.
+HANDS_WORK = """(() => {
     const event = (key, code) => new KeyboardEvent('keydown', { key, code, bubbles: true });
     const press = (key, code) => document.body.dispatchEvent(event(key, code));
     const [keys, kind] = ['keys', 'kind'].map((id) => document.getElementById(id));
     if (!document.body.dataset.step) return false;
+    const poses = [['pointerdown', 100], ['pointermove', 110], ['pointercancel', 110], ['pointermove', 200]].map(
+        ([type, clientX]) => {
+            const where = { pointerId: 1, clientX, clientY: 100, bubbles: true };
+            document.getElementById('lines').dispatchEvent(new PointerEvent(type, where));
+            return JSON.stringify(pose());
+        });
+    if (poses[0] === poses[1] || poses[1] !== poses[3]) throw new Error(`a drag that sticks: ${poses}`);
     if (kind.value !== 'depth') press('2', 'Digit2');
     else if (!keys.open) press('?', 'Slash');
     return kind.value === 'depth' && keys.open && /PSNR|Gaussians/.test(document.getElementById('facts').textContent);
@@ -129,11 +136,11 @@ def test_the_viewer_of_a_run_shows_the_state_in_the_making(run: Path, tmp_path: 
         next(line for line in process.stdout if json.loads(line)["event"] == "saved")
         with paused(url):
             seen = look_at(url, tmp_path / "live.png", SIZE, ready="document.body.dataset.step", element="#picture")
-            keys = look_at(url, tmp_path / "keys.png", SIZE, ready=KEYS_WORK)
+            hands = look_at(url, tmp_path / "hands.png", SIZE, ready=HANDS_WORK)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert seen.errors == keys.errors == []
+    assert seen.errors == hands.errors == []
     assert {request.split("?")[0] for request in seen.requests} == {url, f"{url}stage", f"{url}picture"}
     checkpoint = load_checkpoint(Path(json.loads(out.splitlines()[-1])["path"]))
     camera = checkpoint.cameras[checkpoint.train[0]]
