@@ -101,7 +101,7 @@ class Scene(EngineScene):
     @classmethod
     def read(cls, data: DataConfig, background: Rgb | None = (0, 0, 0)) -> Scene:
         """Return the scene that ``data`` names. background: R G B in 0..255, under what is transparent in images."""
-        found = read_scene(Path(data.scene), data, background=background)
+        found = read_scene(_path(data.scene, "Scene.read()"), data, background=background)
         return cls(**{one.name: getattr(found, one.name) for one in dataclasses.fields(EngineScene)}, data=data)
 
     def __len__(self) -> int:
@@ -754,9 +754,10 @@ def _colour(background: Tensor | Sequence[float] | str) -> Tensor | tuple[float,
 
 
 def _path(value: str | Path, where: str) -> Path:
+    """Return the path, with the home folder that ``~`` names: no shell has done that."""
     if not isinstance(value, str | os.PathLike):
         raise _wrong(value, "the path", where, "a string or a pathlib.Path")
-    return Path(value)
+    return Path(os.path.expanduser(value))
 
 
 def _checked(strategy: object) -> Strategy:

@@ -15,6 +15,7 @@ import contextlib
 import difflib
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Iterable
@@ -842,6 +843,10 @@ def build_config(
     return config
 
 
+#: Settings that may be paths. A shell leaves ~ as it is in --masks=~/masks, and a TOML file and Python have none.
+_PATHS = {"data.scene", "data.model", "data.images", "data.masks", "data.depths", "model.init"}
+
+
 def read_settings(
     flags: dict[str, Any] | None = None, *, file: Path | None = None, assignments: list[str] | None = None
 ) -> dict[str, Any]:
@@ -866,6 +871,9 @@ def read_settings(
             if key in sections():
                 hint = f"{key} is a section, whose settings are {key}.NAME; splat docs settings lists them"
             raise UsageError(f"unknown setting {key!r}", where=file, remedy=hint)
+    for key in _PATHS & values.keys():
+        if isinstance(values[key], str):
+            values[key] = os.path.expanduser(values[key])
     return values
 
 

@@ -22,6 +22,7 @@ import splatcli
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.cli.commands import run
+from splatcli.config import build_config
 from splatcli.errors import DivergedError, ResourceError, SceneError, SplatError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.rendering import render
@@ -71,6 +72,20 @@ def test_a_scene_says_what_it_is() -> None:
     half = splatcli.Scene.open(COURTYARD, resolution=2, test_every=0, images=Path("images"))
     assert half.cameras[0].width == camera.width // 2
     assert half.test == []
+
+
+def test_home_folders_have_their_sign_in_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell reads ~ in a string of Python, nor in a file of settings."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "here").symlink_to(COURTYARD, target_is_directory=True)
+    scene = splatcli.Scene.open("~/here", images=Path("~/here/images"))
+    assert scene.data.images == str(tmp_path / "here/images")
+    splatcli.Model(random_gaussians(50)).export("~/model.ply")
+    assert len(splatcli.Model.load("~/model.ply")) == 50
+    trainer = splatcli.Trainer(scene, output=Path("~/run"), init="~/model.ply", device="cpu")
+    assert (trainer.output, trainer.config.model.init) == (tmp_path / "run", str(tmp_path / "model.ply"))
+    (tmp_path / "run.toml").write_text('[data]\nmasks = "~/masks"')
+    assert build_config(file=tmp_path / "run.toml").data.masks == str(tmp_path / "masks")
 
 
 def test_a_scene_takes_its_own_settings_only() -> None:
