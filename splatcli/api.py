@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import itertools
 import json
 import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +31,7 @@ from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
 from splatcli.checkpoint.run_dir import METRICS, RunDir, checkpoints_of, find_latest_sound, run_of
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.config import NAMED_STARTS, Config, DataConfig, build_config, setting_fields
+from splatcli.config import NAMED_STARTS, Config, DataConfig, build_config, setting_fields, setting_flags
 from splatcli.errors import ResourceError, SplatError, UnreadableError, UsageError, os_errors
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.registry import format_to_write, import_model, is_own_checkpoint, newest_import
@@ -59,15 +61,64 @@ from splatcli.train.trainer import Trainer as EngineTrainer
 _log = logging.getLogger(__name__)
 
 
+#: A whole command of splat, up to the end of its clause; a setting of --set; another flag, with the value after it.
+_FLAGS = re.compile(
+    r"(?P<command>\bsplat [a-z]+\b[^;,:()]*)"
+    r"|(?<![\w-])--set [a-z_]+\.(?P<key>\w+)="
+    r"|(?<![\w-])(?P<flag>--?[a-z][a-z0-9-]*)"
+    r"(?: (?P<value>\d[\w.]*|[A-Z]+|alpha|auto|cpu|none|random|raw|activated)\b)?"
+)
+
+
+@functools.cache
+def _arguments() -> dict[str, tuple[str, str]]:
+    """Return the argument of Python for each flag: alone, and with a value in place of {}."""
+    found = {f"--{name}": (name, f"{name}={{}}") for name in ("device", "preset")}
+    for key, flags in setting_flags().items():
+        name = key.partition(".")[2]
+        for flag in flags:
+            alone = name if flag.metavar else f"{name}={flag.value!r}"
+            found |= dict.fromkeys(flag.names, (alone, f"{name}={{}}" if flag.metavar else f"{alone} {{}}"))
+    chosen = "import_options=ImportOptions(%s)"
+    return found | {
+        "-o": ("output", "output={}"),
+        "--overwrite": ("overwrite=True", "overwrite=True {}"),
+        "--strategy": ("strategy", "strategy={}"),
+        "--min-opacity": ("min_opacity", "min_opacity={}"),
+        "--crop": ("crop", "crop={}"),
+        "--lenient": (chosen % "lenient=True",) * 2,
+        "--drop-nonfinite": (chosen % "drop_nonfinite=True",) * 2,
+        "--param-space": (chosen % "space=...", chosen % "space=Space({})"),
+    }
+
+
+def _with_arguments(text: str) -> str:
+    """Return a text with arguments of Python in place of flags; those of whole commands stay."""
+
+    def argument(match: re.Match[str]) -> str:
+        if match["key"]:
+            return f"{match['key']}="
+        if match["command"] or match["flag"] not in _arguments():
+            return match[0]
+        alone, filled = _arguments()[match["flag"]]
+        value = match["value"]
+        return alone if value is None else filled.format(f'"{value}"' if value.islower() else value)
+
+    return _FLAGS.sub(argument, text)
+
+
 @contextmanager
 def _naming_arguments() -> Iterator[None]:
-    """Let errors name an argument of Python where the parts below name the flag of the command line."""
+    """Let errors name arguments of Python where the parts below name flags of the command line."""
     try:
         yield
     except SplatError as error:
+        error.what = _with_arguments(error.what)
+        error.remedy = None if error.remedy is None else _with_arguments(error.remedy)
         if error.where is not None and error.where.startswith("-"):
-            error.where = "path" if error.where == "-o" else error.where.removeprefix("--").replace("-", "_")
-            error.args = (str(error),)
+            name = _arguments().get(error.where, (error.where.removeprefix("--").replace("-", "_"), ""))[0]
+            error.where = "path" if error.where == "-o" else name
+        error.args = (str(error),)
         raise
 
 
@@ -373,6 +424,7 @@ class Trainer:
     loss: see rasterizer/loss_engine.py; None takes the fused L1 + SSIM.
     strategy: adc, absgrad, mcmc, the name of a plug-in, or an object as of train/densify/base.py.
     settings: any of docs/settings.md by its name, ``iterations=7_000``, or dotted, ``**{"optim.sh0_lr": 0.01}``.
+        None is as not given: ``cap_max=None`` is auto, as without ``--cap-max``; ``cap_max="none"`` sets no maximum.
 
     Raises SceneError, and UsageError for settings that do not exist or do not fit.
     """
@@ -448,7 +500,8 @@ class Trainer:
 
         path: the run folder, or one of its checkpoints. scene: where it is now, if it has moved.
         loss, strategy: those of the run, if it has its own: a checkpoint holds only their names.
-        settings: those to change, as iterations. Raises as ``splat resume``, and UsageError without the run's own loss.
+        settings: those to change, as iterations; here None is a value: ``cap_max=None`` sets no maximum.
+        Raises as ``splat resume``, and UsageError without the run's own loss.
         """
         self = cls.__new__(cls)
         file = find_model(_path(path, "Trainer.resume()").absolute())
@@ -577,6 +630,7 @@ class Trainer:
         """Stop the run after this step, with its state saved; for callbacks."""
         self._stop = "stopped"
 
+    @_naming_arguments()
     def run(self, stop_at: int | None = None) -> Run:
         """Train to the end, to step ``stop_at`` or until stop(); a later call continues, also after an error.
 
@@ -823,6 +877,14 @@ def find_model(path: Path) -> Path:
     return found
 
 
+#: What stands for options of ``splat train`` that are no settings.
+_ELSEWHERE = {
+    "max_time": "run() has no limit of time: splat train --max-time has one, and stop() in a callback ends a run",
+    "ranks": "one process trains here: splat train --ranks and Lightning start several (docs/distributed.md)",
+    "stop_at": "give it to run()",
+}
+
+
 def dotted_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Return dotted key -> value of settings under their own names, ``cap_max``, or their dotted ones.
 
@@ -836,6 +898,8 @@ def dotted_settings(settings: dict[str, Any]) -> dict[str, Any]:
         if key is None:
             near = difflib.get_close_matches(name, [*short, *keys], n=1)
             remedy = f"did you mean {near[0]}?" if near else "splat docs settings lists the names"
-            raise UsageError(f"there is no setting {name!r}", remedy=remedy)
+            if (flag := f"--{name.replace('_', '-')}") in _arguments():
+                remedy = f"did you mean {_arguments()[flag][0]}?"
+            raise UsageError(f"there is no setting {name!r}", remedy=_ELSEWHERE.get(name, remedy))
         found[key] = os.fspath(value) if isinstance(value, os.PathLike) else value
     return found

@@ -117,6 +117,44 @@ def test_errors_name_the_argument_and_not_a_flag(tmp_path: Path) -> None:
         assert str(caught.value).startswith(f"{argument}: ")
 
 
+def test_remedies_name_arguments_and_not_flags(ball: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes").touch()
+    for remedy, call in {
+        'masks="none" uses no masks': lambda: splatcli.Scene.open(COURTYARD, masks="nowhere"),
+        "or depths=DIR": lambda: splatcli.Trainer(ball, output=tmp_path / "a", depths="auto", device="cpu").run(),
+        "overwrite=True moves a run": lambda: splatcli.Trainer(COURTYARD, output=tmp_path, device="cpu").run(),
+        # What is a whole command stays one.
+        "splat train --test-every (0": lambda: splatcli.Scene.open(COURTYARD, test_every=1),
+    }.items():
+        with pytest.raises(SplatError) as caught:
+            call()
+        assert remedy in str(caught.value.remedy)
+        assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("iteration", "did you mean iterations?"),
+        ("max_steps", "did you mean iterations?"),
+        ("vram_budget", "did you mean budget?"),
+        ("white_background", "did you mean background='white'?"),
+        ("max_time", "splat train --max-time has one"),
+        ("ranks", "splat train --ranks"),
+        ("stop_at", "give it to run()"),
+    ],
+)
+def test_unknown_names_have_hints(name: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=f"no setting '{name}'") as caught:
+        splatcli.Trainer(COURTYARD, device="cpu", **{name: 1})  # type: ignore[arg-type]
+    assert hint in str(caught.value.remedy)
+
+
+def test_no_maximum_has_a_word_and_none_is_the_default() -> None:
+    caps = [splatcli.Trainer(COURTYARD, device="cpu", cap_max=cap).config.strategy.cap_max for cap in (None, "none")]
+    assert caps == ["auto", None]
+
+
 @pytest.mark.parametrize(
     "given", [{"sh_degree": -1}, {"sh_degree": 5}, {"min_opacity": math.nan}, {"min_opacity": -0.1}], ids=str
 )
