@@ -16,7 +16,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -743,15 +743,23 @@ class Trainer:
                     called(event)
 
 
+#: Modules whose handlers of Ctrl-C cancel a task of the event loop, and do nothing while its thread is busy.
+_LOOPS = ("asyncio.runners", "ipykernel.")
+
+
 class _Interrupts:
     """Makes the first Ctrl-C a request to stop, and the second a KeyboardInterrupt; in the main thread only, and where
     the program has no handler of its own.
+
+    Those of asyncio.run() and of a cell with await are none: they leave Ctrl-C to the event loop, which waits for the
+    run.
 
     reason: "SIGINT" once it has been pressed.
     """
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self._before: Callable[[int, FrameType | None], Any] | int | None = None
         self._listens = False
 
     def __enter__(self) -> _Interrupts:
@@ -759,24 +767,24 @@ class _Interrupts:
 
     def listen(self) -> None:
         """Take Ctrl-C from now on; before, there is nothing to save."""
-        in_main = threading.current_thread() is threading.main_thread()
-        if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        before = signal.getsignal(signal.SIGINT)
+        module = getattr(getattr(before, "func", before), "__module__", None) or ""
+        if before is signal.default_int_handler or module.startswith(_LOOPS):
             signal.signal(signal.SIGINT, self._pressed)
-            self._listens = True
+            self._before, self._listens = before, True
 
     def _pressed(self, number: int, frame: FrameType | None) -> None:
         self.reason = "SIGINT"
-        self._restore()
-
-    def _restore(self) -> None:
-        if self._listens:
-            self._listens = False
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._restore()
+        if self._listens:
+            self._listens = False
+            signal.signal(signal.SIGINT, self._before)
 
 
 def _wrong(value: object, name: str, where: str, remedy: str) -> UsageError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
 import json
@@ -646,8 +647,18 @@ def test_ctrl_c_saves_and_another_call_continues(ball: Path, tmp_path: Path) -> 
         trainer.run()
     assert signal.getsignal(signal.SIGINT) is before
     assert splatcli.Model.load(tmp_path / "run").step == 7
+
+    async def program() -> None:
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            trainer.run()
+        finally:
+            assert signal.getsignal(signal.SIGINT) is handler
+
     with pytest.raises(KeyboardInterrupt):
-        trainer.run()
+        asyncio.run(program())
+    assert splatcli.Model.load(tmp_path / "run").step == 10
+    assert signal.getsignal(signal.SIGINT) is before
     done = trainer.run()
     assert (done.step, done.reason) == (20, "finished")
     for (name, mine), (_, other) in zip(done.model.gaussians.items(), whole.model.gaussians.items(), strict=True):
