@@ -89,6 +89,7 @@ def start_training(
     sharded: each process holds a part of the Gaussians. live: shows the run to browsers.
     """
     from splatcli.checkpoint.run_dir import REQUEST
+    from splatcli.scene.inspect import compare_observations
     from splatcli.scene.masks import ALPHA, NONE
     from splatcli.scene.read import read_scene
     from splatcli.train.backgrounds import training_image_background
@@ -134,6 +135,10 @@ def start_training(
         with _slow_section(group, "reading the scene"):
             model = _initial_model(config, run.import_options, out)
             scene = read_scene(Path(config.data.scene), config.data, background=training_image_background(config))
+        if not out.muted:
+            for finding in compare_observations(scene):
+                if finding.state == "warning":
+                    out.warn(f"{finding.text}; {finding.remedy}")
         given = None if model is None else model.gaussians
         if model is not None and model.checkpoint is not None:  # a file of splats has no offset
             given = model.gaussians.moved(

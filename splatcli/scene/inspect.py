@@ -57,7 +57,14 @@ class Finding:
 
 def inspect_scene(scene: Scene) -> list[Finding]:
     """Return all findings of a scene that could be read: what is there first, then what looks wrong."""
-    found = [*_cameras(scene), *_images(scene), *_beside(scene), *_points(scene), *_reprojection(scene), *_split(scene)]
+    found = [
+        *_cameras(scene),
+        *_images(scene),
+        *_beside(scene),
+        *_points(scene),
+        *compare_observations(scene),
+        *_split(scene),
+    ]
     return sorted(found, key=lambda finding: finding.state == "warning")
 
 
@@ -156,7 +163,7 @@ def _points(scene: Scene) -> Iterator[Finding]:
         )
 
 
-def _reprojection(scene: Scene) -> Iterator[Finding]:
+def compare_observations(scene: Scene) -> Iterator[Finding]:
     """Yield what the observations of a COLMAP model say of its cameras and poses; nothing where there are none."""
     found = colmap.read_observations(scene.file) if scene.kind == colmap.READER.name else None
     if found is None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from splatcli.cli.commands import run
 from splatcli.config import DataConfig
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.inspect import Finding, inspect_scene, shown_shares
@@ -112,7 +113,7 @@ def observed_model(factor: float = 1.0, scale: float = 1.0) -> pycolmap.Reconstr
     [(1.0, 1.0, None), (2.0, 1.0, "focal lengths 0.5 times"), (0.5, 1.0, "focal lengths 2 times"), (1.0, 0.1, None)],
 )
 def test_focal_lengths_that_the_points_contradict_are_reported(
-    tmp_path: Path, text: bool, factor: float, scale: float, remedy: str | None
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, text: bool, factor: float, scale: float, remedy: str | None
 ) -> None:
     made.colmap_scene(tmp_path)
     shutil.rmtree(tmp_path / "sparse/0")
@@ -126,6 +127,10 @@ def test_focal_lengths_that_the_points_contradict_are_reported(
         assert one.state == ("found" if remedy is None else "warning"), one.text
         assert (one.remedy or "").startswith(remedy or "")
         assert "(20 of them)" in one.text
+        assert run(["train", str(tmp_path), "--dry-run", "--device", "cpu"]) == 0
+        said = capfd.readouterr().err
+        assert ("warning: sparse points are off by" in said) == (remedy is not None)
+        assert (remedy or "") in said
 
 
 def test_shares_are_counts_of_what_is_in_the_picture(tmp_path: Path) -> None:
