@@ -382,7 +382,7 @@ def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
     vertex = _vertex_of(header, path)
     rest = _check_columns(vertex, path)
     antialiased = is_antialiased(header, path)
-    notes: list[str] = []
+    notes = _ignored(header, vertex)
     if header.format == "ascii":
         rows = _ascii_rows(header, vertex, path, notes, lenient)
     else:
@@ -437,6 +437,13 @@ def _vertex_of(header: PlyHeader, path: Path) -> PlyElement:
     return vertex
 
 
+#: Colours for programs that show points.
+_FALLBACK = ["red", "green", "blue", "alpha"]
+#: Properties of models in time: centre and extent of a Gaussian's life, in the names of Spacetime Gaussians, and of 4D
+#: Gaussians.
+_TIMES = {"trbf_center", "trbf_scale", "motion_0", "scale_t", "scale_t_0", "rot_r_0"}
+#: Names of the elements that Brush reads as the changes of a later frame.
+_CHANGES = "delta_vertex_"
 _USE_OF_POINTS = (
     "name the PLY that a training wrote, as point_cloud/iteration_30000/point_cloud.ply; points to start from are read "
     "with the scene: points3D.* of a COLMAP model, ply_file_path of transforms.json"
@@ -466,10 +473,28 @@ def _check_columns(vertex: PlyElement, path: Path) -> int:
             where=path,
             remedy="use the fused PLY that Mip-Splatting's create_fused_ply.py writes",
         )
+    if moving := sorted(present & _TIMES):
+        raise ModelFileError(
+            f"its Gaussians move or fade in time ({', '.join(moving)}): this is a 4D model, not a 3D one",
+            where=path,
+            remedy="export the model at one moment, as a PLY, from the program that trained it",
+        )
     rest = sum(name.startswith("f_rest_") for name in present)
     if rest not in [3 * size for size in SH_REST] or not present >= set(_rest_names(rest)):
         raise ModelFileError(f"{rest} f_rest columns; 0, 9, 24, 45 or 72 are known, numbered from 0", where=path)
     return rest
+
+
+def _ignored(header: PlyHeader, vertex: PlyElement) -> list[str]:
+    """Return notes on what the file has beside one set of Gaussians."""
+    known = {*_REQUIRED, *_NORMALS, *_FALLBACK}
+    others = [name for name in vertex.properties if name not in known and not name.startswith("f_rest_")]
+    notes = []
+    if others:
+        notes.append(f"ignored the properties {', '.join(others[:8])}{', ...' * (len(others) > 8)} of its vertices")
+    if changes := sum(element.name.startswith(_CHANGES) for element in header.elements):
+        notes.append(f"its Gaussians move: the first of {changes + 1:,} frames is read")
+    return notes
 
 
 def _ascii_rows(

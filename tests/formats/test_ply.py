@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from splatcli.errors import DivergedError, ModelFileError, OutputError
-from splatcli.formats.ply import RAW_COMMENT, write_ply, write_ply_file
+from splatcli.formats.ply import RAW_COMMENT, import_ply, write_ply, write_ply_file
 from splatcli.gaussians import Gaussians
 from tests.formats.made import read_ply, scene
 from tests.rasterizer.scenes import normal_gaussians
@@ -138,6 +138,8 @@ def with_header(path: Path, old: str, new: str) -> None:
         ("end_header", "end_heater", "line "),
         ("scale_2", "scale_9", "2DGS"),
         ("f_rest_8", "f_rest_9", "f_rest columns"),
+        ("property float nz", "property float trbf_center", "this is a 4D model"),
+        ("property float nz", "property float scale_t", "this is a 4D model"),
         ("ply\n", "pli\n", "not a PLY"),
         ("ply\n", "plyx", "not a PLY"),
     ],
@@ -145,6 +147,19 @@ def with_header(path: Path, old: str, new: str) -> None:
 def test_a_broken_header_is_refused_with_the_reason(good: Path, old: str, new: str, said: str) -> None:
     with_header(good, old, new)
     assert said in refusal(good)
+
+
+def test_what_is_read_beside_a_model_is_noted(good: Path) -> None:
+    """Brush stores a moving model as its first frame and the changes of the others."""
+    moves = "".join(f"element delta_vertex_{frame} 30\nproperty uchar x\n" for frame in range(2))
+    with_header(good, "end_header", f"{moves}end_header")
+    with_header(good, "float nz", "float label")
+    with_header(good, "float nx", "float red")
+    good.write_bytes(good.read_bytes() + bytes(60))
+    assert import_ply(good).notes == [
+        "ignored the properties label of its vertices",
+        "its Gaussians move: the first of 3 frames is read",
+    ]
 
 
 def test_a_huge_count_allocates_nothing(good: Path) -> None:
