@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -38,6 +39,14 @@ def _read_torch(path: Path, *, lenient: bool = False) -> ImportedModel:
 
 #: A zip of torch or a bare pickle: a checkpoint of splat, or of another program, which is what its reader reads.
 CHECKPOINT = Format("checkpoint", "", "a checkpoint", 4, read=_read_torch)
+
+#: How a file begins that Git LFS has not replaced by its content yet.
+_LFS = b"version https://git-lfs."
+#: Files of splats that are not read -> what to do.
+_REMEDIES = {
+    ".gltf": "save it as one binary file, a .glb",
+    **dict.fromkeys((".lcc", ".lcc2"), "convert it to a PLY, with splat-transform for example"),
+}
 
 #: Formats recognise themselves within so many bytes: the header of a compressed PLY has its packed properties there.
 _HEAD = 4096
@@ -84,6 +93,8 @@ def format_of(path: Path) -> Format:
         raise from_os_error(error, UnreadableError, path) from None
     if not head:
         raise ModelFileError("the file is empty (0 bytes)", where=path)
+    if head.startswith(_LFS):
+        raise ModelFileError("a pointer of Git LFS in place of the file", where=path, remedy="git lfs pull fetches it")
     for known in FORMATS:
         if known.recognises is not None and known.recognises(head):
             return known
@@ -95,15 +106,32 @@ def format_of(path: Path) -> Format:
         if name.endswith(f".{plugin.name}"):
             return _loaded(plugin, writable=False)
     if head.startswith((b"PK", b"\x80")):
-        return CHECKPOINT
+        return _zipped(path) or CHECKPOINT
     suffixes = ", ".join(known.suffix for known in FORMATS if known.read is not None and known.suffix)
     remedy = f"name a checkpoint, a run folder, or a file of splats ({suffixes})"
+    remedy = _REMEDIES.get(path.suffix.lower(), remedy)
     # nerfstudio's commands take config.yml, which lies in the run folder.
     if newest_foreign(path.parent) is not None:
         remedy = f"name the run folder that it lies in: {path.parent}"
     raise ModelFileError(
         f"neither a checkpoint nor a file of splats: it starts with {head[:16]!r}", where=path, remedy=remedy
     )
+
+
+def _zipped(path: Path) -> Format | None:
+    """Return SOG for a zip of one in a folder; None for a checkpoint. Raises ModelFileError where files are zipped."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if not name.startswith("__MACOSX/")]
+    except Exception:  # zipfile lets many through; the reader of checkpoints names the fault
+        return None
+    if any(name.rpartition("/")[2] in sog.INDICES for name in names):
+        return sog.FORMAT
+    suffixes = tuple(known.suffix for known in FORMATS if known.suffix)
+    held = next((name for name in names if name.lower().endswith(suffixes)), None)
+    if held is None:
+        return None
+    raise ModelFileError(f"a zip that holds {held[:100]!r}", where=path, remedy="unpack it, and name the file inside")
 
 
 def is_own_checkpoint(path: Path) -> bool:

@@ -155,6 +155,9 @@ def _assigned(vectors: Tensor, centroids: Tensor) -> Tensor:
 
 
 VERSION = 2
+#: The index of a streamed SOG, and both kinds of indices.
+STREAMED = "lod-meta.json"
+INDICES = ("meta.json", STREAMED)
 CODES = 256
 #: The alpha of a rotation is this plus the place of the largest component.
 LARGEST = 252
@@ -331,9 +334,7 @@ def read_bundle(file: Path | BinaryIO, size: int, path: Path) -> ImportedModel:
             if len(members) > _MAX_MEMBERS:
                 raise ModelFileError(f"{len(members):,} members; a SOG has some ten", where=path)
             check_expansion(sum(member.file_size for member in members), size, path, "members")
-            place = next((name for name in archive.namelist() if name.rpartition("/")[2] == "meta.json"), None)
-            if place is None:
-                raise ModelFileError("a zip without meta.json: this is no SOG", where=path)
+            place = _index_of(archive.namelist(), path)
             folder = place.removesuffix("meta.json")
             meta = _meta(archive.read(place) if archive.getinfo(place).file_size <= _MAX_META else b"", path)
             return _read(meta, lambda name: archive.read(folder + name), size, path)
@@ -342,6 +343,22 @@ def read_bundle(file: Path | BinaryIO, size: int, path: Path) -> ImportedModel:
     except Exception as error:  # zipfile lets struct.error, zlib.error, NotImplementedError and others through
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ModelFileError(f"not a readable SOG ({reason})", where=path) from None
+
+
+def _index_of(names: list[str], path: Path) -> str:
+    """Return the member that is the index of the SOG. Raises ModelFileError without one, and for several."""
+    places = [name for name in names if name.rpartition("/")[2] in INDICES and not name.startswith("__MACOSX/")]
+    if any(name.endswith(STREAMED) for name in places):
+        raise ModelFileError(
+            "a zip of a streamed SOG", where=path, remedy=f"unpack it, and name the {STREAMED} or its folder"
+        )
+    if not places:
+        raise ModelFileError("a zip without meta.json: this is no SOG", where=path)
+    if len(places) > 1:
+        raise ModelFileError(
+            f"a zip of {len(places)} SOGs", where=path, remedy="unpack it, and name one meta.json of them"
+        )
+    return places[0]
 
 
 def _from_folder(path: Path) -> _Open:

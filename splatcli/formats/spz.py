@@ -187,7 +187,11 @@ def _inflate(frame: bytes, length: int, path: Path) -> bytes:
 def _header(start: bytes, path: Path) -> Header:
     """Return the fields that all versions share."""
     if len(start) < _HEADER.size or not start.startswith(MAGIC):
-        raise ModelFileError(f"not an SPZ: it unpacks to {start[:8]!r}", where=path)
+        raise ModelFileError(
+            f"not an SPZ: it unpacks to {start[:8]!r}",
+            where=path,
+            remedy="if another file was compressed with gzip, unpack it: gunzip FILE",
+        )
     _, version, count, degree, bits, flags, _ = _HEADER.unpack_from(start)
     if not 1 <= version <= 4:
         raise VersionError(

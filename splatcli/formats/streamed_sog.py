@@ -29,13 +29,13 @@ from splatcli.checkpoint.atomic import write_folder_atomically
 from splatcli.checkpoint.foreign.imported import Columns, ImportedModel, check_finite
 from splatcli.errors import ModelFileError, OutputError, VersionError
 from splatcli.formats.format import ExportMetadata, Format, file_size
-from splatcli.formats.sog import import_sog, sog_files
+from splatcli.formats.sog import STREAMED, import_sog, sog_files
 from splatcli.gaussians import Gaussians
 from splatcli.progress import track
 from splatcli.rotation import rotation_matrices
 from splatcli.scene.points import morton_order
 
-INDEX = "lod-meta.json"
+INDEX = STREAMED
 SUFFIX = ".lod"
 VERSION = 1
 SH_DEGREE = 3

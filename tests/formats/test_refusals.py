@@ -153,6 +153,47 @@ def test_a_zip_that_is_no_sog_is_refused(tmp_path: Path) -> None:
     assert "without meta.json" in refusal(buffer.getvalue(), tmp_path / "x.sog").what
 
 
+def zipped(**members: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "said", "remedy"),
+    [
+        (lambda: zipped(**{"scene.ply": written("ply")}), "x.zip", "a zip that holds 'scene.ply'", "unpack it"),
+        (
+            lambda: zipped(**{"a/": b"", "a/lod-meta.json": b"{}", "a/0_0/meta.json": b"{}"}),
+            "x.zip",
+            "streamed",
+            "unpack",
+        ),
+        (lambda: zipped(**{"lod-meta.json": b"{}", "0_0/meta.json": b"{}"}), "x.zip", "streamed SOG", "lod-meta.json"),
+        (lambda: zipped(**{"a/meta.json": b"{}", "b/meta.json": b"{}"}), "x.sog", "a zip of 2 SOGs", "one meta.json"),
+        (lambda: gzip.compress(written("ply")), "x.ply.gz", "it unpacks to b'ply", "gunzip"),
+        (lambda: b"version https://git-lfs.github.com/spec/v1\n".ljust(96), "x.splat", "Git LFS", "git lfs pull"),
+        (lambda: b'{"asset": {"version": "2.0"}}', "x.gltf", "neither a checkpoint nor", ".glb"),
+        (lambda: b'{"version": "5.0"}', "x.lcc", "neither a checkpoint nor", "PLY"),
+    ],
+)
+def test_a_file_that_holds_or_names_another_is_refused_with_the_way_to_it(
+    content: Callable[[], bytes], name: str, said: str, remedy: str, tmp_path: Path
+) -> None:
+    found = refusal(content(), tmp_path / name)
+    assert said in found.what
+    assert remedy in (found.remedy or "")
+
+
+def test_a_sog_is_read_from_a_zip_of_its_folder(tmp_path: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(written("sog"))) as archive:
+        members = {f"a/{name}": archive.read(name) for name in archive.namelist()}
+    (tmp_path / "x.zip").write_bytes(zipped(**{"a/": b"", "__MACOSX/a/meta.json": b"x"}, **members))
+    assert len(import_model(tmp_path / "x.zip")) == 30
+
+
 def test_a_compressed_ply_with_impossible_claims_is_refused(tmp_path: Path) -> None:
     whole = written("compressed.ply")
     for old, new, said in (
