@@ -2,8 +2,8 @@
 
 Positions are 24-bit fixed point, opacities, colours and log-scales a byte each, rotations the three smallest components
 of the quaternion in 10 bits each (before version 3: a byte each of x y z), SH a byte each, coefficient by coefficient,
-R G B together. Coordinates are those of a PLY, as Niantic's own converters and SuperSplat write them; the files have no
-word for their frame.
+R G B together. Coordinates are those of a PLY, as Niantic's own converters and SuperSplat write them; files have no
+word for their frame but Adobe's extension, which is read.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from splatcli.formats.quantisation import (
     unit_quats,
     with_largest,
 )
+from splatcli.formats.transform import reframed
 from splatcli.gaussians import SH_REST, Gaussians
 
 # --- the container: a header and attribute streams, in one gzip (versions 1 to 3) or as zstd frames (4)
@@ -51,6 +52,18 @@ _HEADER = struct.Struct("<4sIIBBBB")
 #: magic, version, count, degree, fractional bits, flags, number of streams, place of the table of streams.
 _HEADER_4 = struct.Struct("<4sIIBBBBI12x")
 _STREAM = struct.Struct("<QQ")
+#: An extension: its number, and bytes of its content.
+_EXTENSION = struct.Struct("<II")
+#: Adobe's extension that names the frame, and its frames by number: where x, y and z of the file go. R is right, U up
+#: and B back. 0 says nothing.
+_FRAME_EXTENSION = 0xADBE0003
+_PLY_FRAME = "RDF"
+#: Of those with y and z exchanged, the library of the format reads some against their names.
+_DISPUTED = ("LFD", "RFD", "LBU", "RBU")
+_FRAMES = (
+    *("", "LDB", "RDB", "LUB", "RUB", "LDF", "RDF", "LUF", "RUF"),
+    *("LFD", "RFD", "LFU", "RFU", "LBD", "RBD", "LBU", "RBU"),
+)
 #: What extensions may add at the end; those that are known take a few bytes.
 _MAX_EXTENSIONS = 1 << 20
 _GZIP_WINDOW = 31
@@ -101,8 +114,11 @@ def pack(header: Header, streams: Sequence[bytes]) -> bytes:
     return head + table + b"".join(frames)
 
 
-def unpack(path: Path, *, lenient: bool) -> tuple[Header, list[bytes], list[str]]:
-    """Return (header, the six streams, notes). Raises ModelFileError, VersionError, ResourceError as pack()."""
+def unpack(path: Path, *, lenient: bool) -> tuple[Header, list[bytes], str, list[str]]:
+    """Return (header, the six streams, the frame where the file names it, notes).
+
+    Raises ModelFileError, VersionError, ResourceError as pack().
+    """
     size = file_size(path)
     content = path.read_bytes()
     if content.startswith(GZIP):
@@ -115,7 +131,7 @@ def unpack(path: Path, *, lenient: bool) -> tuple[Header, list[bytes], list[str]
     return header, *_split(content[_HEADER.size :], header, path, lenient)
 
 
-def _unpack_gzip(content: bytes, path: Path, lenient: bool) -> tuple[Header, list[bytes], list[str]]:
+def _unpack_gzip(content: bytes, path: Path, lenient: bool) -> tuple[Header, list[bytes], str, list[str]]:
     try:
         beginning = zlib.decompressobj(_GZIP_WINDOW)
         start = beginning.decompress(content, _HEADER.size)
@@ -137,7 +153,7 @@ def _unpack_gzip(content: bytes, path: Path, lenient: bool) -> tuple[Header, lis
     return header, *_split(whole[_HEADER.size :], header, path, lenient)
 
 
-def _unpack_zstd(content: bytes, size: int, path: Path, lenient: bool) -> tuple[Header, list[bytes], list[str]]:
+def _unpack_zstd(content: bytes, size: int, path: Path, lenient: bool) -> tuple[Header, list[bytes], str, list[str]]:
     if size < _HEADER_4.size:
         raise ModelFileError(f"truncated: {size} bytes, the header alone takes {_HEADER_4.size}", where=path)
     _, _, _, _, _, _, streams, table = _HEADER_4.unpack_from(content)
@@ -167,8 +183,9 @@ def _unpack_zstd(content: bytes, size: int, path: Path, lenient: bool) -> tuple[
         found.append(_inflate(content[position : position + packed], unpacked, path))
         position += packed
     kept = iter(found)
-    notes = [f"ignored {size - end} bytes behind the data"] if end < size else []
-    return header, [next(kept) if length else b"" for length in lengths], notes
+    frame, notes = _extensions(content[_HEADER_4.size : table], path) if header.flags & _EXTENDED else ("", [])
+    notes += [f"ignored {size - end} bytes behind the data"] if end < size else []
+    return header, [next(kept) if length else b"" for length in lengths], frame, notes
 
 
 def _inflate(frame: bytes, length: int, path: Path) -> bytes:
@@ -204,8 +221,34 @@ def _header(start: bytes, path: Path) -> Header:
     return Header(version, count, degree, bits, flags)
 
 
-def _split(body: bytes, header: Header, path: Path, lenient: bool) -> tuple[list[bytes], list[str]]:
-    """Return the streams that stand one after the other, and notes."""
+def _extensions(content: bytes, path: Path) -> tuple[str, list[str]]:
+    """Return (the frame that an extension names, notes on others)."""
+    frame, place, others = "", 0, 0
+    while place + _EXTENSION.size <= len(content):
+        kind, length = _EXTENSION.unpack_from(content, place)
+        start = place + _EXTENSION.size
+        place = start + length
+        if kind != _FRAME_EXTENSION:
+            others += 1
+            continue
+        number = int.from_bytes(content[start : start + 4], "little")
+        if length != 4 or place > len(content) or number >= len(_FRAMES):
+            raise ModelFileError(
+                f"its frame has the number {number} in {length} bytes; 0 to {len(_FRAMES) - 1} in 4 are known",
+                where=path,
+            )
+        frame = _FRAMES[number]
+        if frame in _DISPUTED:
+            raise ModelFileError(
+                f"its frame is {frame}, which programs read in two ways",
+                where=path,
+                remedy="export it again in another frame, such as RDF or RUB",
+            )
+    return frame, [f"ignored {others} of its extensions"] if others else []
+
+
+def _split(body: bytes, header: Header, path: Path, lenient: bool) -> tuple[list[bytes], str, list[str]]:
+    """Return (the streams that stand one after the other, the frame where the file names it, notes)."""
     lengths = header.lengths()
     surplus = len(body) - sum(lengths)
     if surplus < 0:
@@ -224,7 +267,9 @@ def _split(body: bytes, header: Header, path: Path, lenient: bool) -> tuple[list
     for length in lengths:
         streams.append(body[position : position + length])
         position += length
-    return streams, [f"ignored {surplus} bytes behind the data"] if surplus else []
+    if header.flags & _EXTENDED:
+        return streams, *_extensions(body[position:], path)
+    return streams, "", [f"ignored {surplus} bytes behind the data"] if surplus else []
 
 
 def _zstandard() -> Any:
@@ -288,25 +333,40 @@ def import_spz(path: Path, *, lenient: bool = False) -> ImportedModel:
 
     Raises ModelFileError: damaged, not SPZ, or impossible counts; VersionError; ResourceError as pack() does.
     """
-    header, streams, notes = unpack(path, lenient=lenient)
+    header, streams, frame, notes = unpack(path, lenient=lenient)
     count = header.count
     alphas, colours, scales = (np.frombuffer(stream, np.uint8) for stream in streams[1:4])
     harmonics = np.frombuffer(streams[5], np.uint8).reshape(count, SH_REST[header.sh_degree], 3)
+    columns = Columns.tensors(
+        means=_positions(streams[0], header),
+        quats=_rotations(streams[4], header),
+        scales=scales.reshape(count, 3) / _SCALE_STEPS - _SCALE_SHIFT,
+        opacities=logits_of(alphas / 255.0, 1 / 255),
+        sh0=(colours.reshape(count, 3) / 255.0 - 0.5) / _COLOUR_SCALE,
+        shN=(harmonics.astype(np.float32) - 128) / 128,
+    )
+    if frame not in ("", _PLY_FRAME):
+        arrays = Columns(*(column.numpy() for column in columns))
+        with np.errstate(all="ignore"):  # NaN of halves in a damaged file; they are refused later, with their place
+            columns = Columns.tensors(**reframed(arrays, _axes(frame))._asdict())
+        notes.append(f"its frame is {frame}; it was brought into that of a PLY, {_PLY_FRAME}")
     return ImportedModel(
         f"SPZ version {header.version}",
-        Columns.tensors(
-            means=_positions(streams[0], header),
-            quats=_rotations(streams[4], header),
-            scales=scales.reshape(count, 3) / _SCALE_STEPS - _SCALE_SHIFT,
-            opacities=logits_of(alphas / 255.0, 1 / 255),
-            sh0=(colours.reshape(count, 3) / 255.0 - 0.5) / _COLOUR_SCALE,
-            shN=(harmonics.astype(np.float32) - 128) / 128,
-        ),
+        columns,
         declared=True,
         sealed=True,
         antialiased=bool(header.flags & ANTIALIASED),
         notes=notes,
     )
+
+
+def _axes(frame: str) -> Doubles:
+    """Return [3, 3] for column vectors, from a frame to that of a PLY: right, down, forward."""
+    axes = np.zeros((3, 3))
+    for column, letter in enumerate(frame):
+        row = next(i for i, pair in enumerate(("RL", "DU", "FB")) if letter in pair)
+        axes[row, column] = 1.0 if letter == _PLY_FRAME[row] else -1.0
+    return axes
 
 
 def _losses(columns: Columns[Floats]) -> list[str]:

@@ -86,6 +86,19 @@ def transformed(columns: Columns[Floats], matrix: NDArray[np.float64]) -> Column
     )
 
 
+def reframed(columns: Columns[Floats], axes: NDArray[np.float64]) -> Columns[Floats]:
+    """Return the Gaussians in a frame with other axes. axes: [3, 3] orthogonal, for column vectors; it may mirror."""
+    sign = 1.0 if np.linalg.det(axes) > 0 else -1.0
+    matrix = np.eye(4)
+    matrix[:3, :3] = sign * axes
+    turned = transformed(columns, matrix)
+    if sign > 0:
+        return turned
+    # The rest of a mirror is the reflection at the origin: ellipsoids stay alike, and bands of odd degree change sign.
+    odd = np.array([-1.0 if int((place + 1) ** 0.5) % 2 else 1.0 for place in range(columns.shN.shape[1])], np.float32)
+    return turned._replace(means=-turned.means, shN=turned.shN * odd[None, :, None])
+
+
 def placed(columns: Columns[Floats], matrix: NDArray[np.float64], path: Path) -> Columns[Floats]:
     """Return ``transformed`` Gaussians of a file. Raises ModelFileError for a transform that it refuses."""
     if np.array_equal(matrix, np.eye(4)):

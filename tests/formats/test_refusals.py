@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from scipy.spatial.transform import Rotation
 
 from splatcli.errors import ModelFileError, SplatError, UsageError, VersionError
 from splatcli.formats.format import ExportMetadata
@@ -67,11 +69,53 @@ def at(place: int, kind: str, value: float) -> Callable[[bytearray], object]:
         (lambda: written("spz")[:-8] + bytes(8), "damaged"),
         (lambda: gzip.compress(b"hello"), "not an SPZ"),
         (lambda: b"NGSP", "not an SPZ"),
+        (lambda: spz_in_frame(17), "its frame has the number 17"),
+        (lambda: spz_in_frame(4, 2), "its frame has the number"),
+        (lambda: spz_in_frame(9), "its frame is LFD, which programs read in two ways"),
         (lambda: gzip.compress(gzip.decompress(written("spz")) + bytes(2 << 20), 1), "more than the"),
     ],
 )
 def test_an_spz_that_is_none(content: Callable[[], bytes], said: str, tmp_path: Path) -> None:
     assert said in refusal(content(), tmp_path / "x.spz").what
+
+
+def spz_in_frame(number: int, length: int = 4, *, four: bool = False) -> bytes:
+    """An SPZ with the extension that names its frame, behind one that is not known."""
+    records = struct.pack("<III", 0xADBE0002, 4, 0) + struct.pack("<III", 0xADBE0003, length, number)
+    if not four:
+        return spz(lambda data: (data.__setitem__(14, 2), data.extend(records)))
+    pytest.importorskip("zstandard", reason="SPZ version 4 needs splatcli[spz]")
+    data = bytearray(written("spz4"))
+    data[14] = 2
+    struct.pack_into("<I", data, 16, len(data[:32]) + len(records))
+    return bytes(data[:32] + records + data[32:])
+
+
+@pytest.mark.parametrize("four", [False, True])
+def test_an_spz_is_read_in_the_frame_that_it_names(tmp_path: Path, *, four: bool) -> None:
+    """As the library of the format does, of which the signs are: of positions, and of SH m = -1, 0, 1."""
+    path = tmp_path / "x.spz"
+    path.write_bytes(spz_in_frame(0, four=four))
+    plain = import_model(path)
+    assert plain.notes == ["ignored 1 of its extensions"]
+    for number, positions, harmonics, (i, j, k) in (
+        (6, (1, 1, 1), (1, 1, 1), (0, 1, 2)),  # RDF, a PLY's
+        (4, (1, -1, -1), (-1, -1, 1), (0, 1, 2)),  # RUB
+        (8, (1, -1, 1), (-1, 1, 1), (0, 1, 2)),  # RUF mirrors
+        (12, (1, -1, 1), (1, -1, 1), (0, 2, 1)),  # RFU: y is forward, z is up
+    ):
+        path.write_bytes(spz_in_frame(number, four=four))
+        found = import_model(path)
+        assert torch.equal(found.columns.means, torch.tensor(positions) * plain.columns.means[:, [i, j, k]])
+        order = [1 if number == 12 else 0, 0 if number == 12 else 1, 2]  # of the coefficients that go with y, z, x
+        expected = torch.tensor(harmonics)[:, None] * plain.columns.shN[:, order]
+        assert (found.columns.shN - expected).abs().max() < 1e-6, number
+    quats = torch.nn.functional.normalize(plain.columns.quats, dim=1)
+    turned = torch.nn.functional.normalize(found.columns.quats, dim=1)
+    quarter = Rotation.from_euler("x", 90, degrees=True).as_matrix()
+    for before, after in zip(quats, turned, strict=True):
+        matrices = [Rotation.from_quat(q[[1, 2, 3, 0]].numpy()).as_matrix() for q in (before, after)]
+        assert np.allclose(quarter @ matrices[0], matrices[1], atol=1e-5)
 
 
 def spz4(edit: Callable[[bytearray], object]) -> bytes:
