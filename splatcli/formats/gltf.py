@@ -11,7 +11,7 @@ import json
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import scipy
@@ -221,10 +221,20 @@ def _document(attributes: dict[str, NDArray[Any]], metadata: ExportMetadata) -> 
 #: glTF's numbers of types -> numpy's name, and the divisor of a normalised one.
 _COMPONENTS = {5120: ("i1", 127), 5121: ("u1", 255), 5122: ("<i2", 32767), 5123: ("<u2", 65535), 5126: ("<f4", 0)}
 _WIDTHS = {"SCALAR": 1, "VEC3": 3, "VEC4": 4}
+#: Attributes whose integers may count as they are: POSITION by KHR_mesh_quantization.
+_WHOLE = ("POSITION", f"{EXTENSION}:SCALE")
+#: What drafts of the extension were like.
+_DRAFTS = (
+    "writers of the extension's drafts stored other values; export it again with a newer version of that program, or "
+    "as PLY"
+)
+_COMPRESSED = "export it again without compression, or as PLY, SPZ or SOG"
 #: No scene of ours is described in more; it bounds what a bracket a byte can cost.
 _MAX_JSON = 16 << 20
 #: A float opacity is as fine as this near 1.
 _FLOAT_STEP = 4 * 2.0**-23
+#: How far rounding may bring an opacity out of 0 to 1.
+_BEYOND = 1e-3
 
 
 class _Named(BaseModel):
@@ -234,20 +244,21 @@ class _Named(BaseModel):
 
 
 class _Accessor(_Named):
-    bufferView: Index
+    bufferView: Index | None = None
     byteOffset: Index = 0
     componentType: int
     normalized: bool = False
     count: Index
     type: str
-    sparse: None = None
+    sparse: Any = None
 
 
 class _View(_Named):
-    buffer: Literal[0]
+    buffer: Index
     byteOffset: Index = 0
     byteLength: Index
     byteStride: Annotated[int, Field(ge=4, le=252)] | None = None
+    extensions: dict[str, Any] = {}
 
 
 class _Primitive(_Named):
@@ -279,7 +290,11 @@ def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
         for primitive in mesh.primitives
         if EXTENSION in primitive.extensions
     ]
-    if len(found) != 1:
+    if not found:
+        raise ModelFileError(
+            f"no Gaussians ({EXTENSION}) are in it", where=path, remedy="meshes and points are not read as models"
+        )
+    if len(found) > 1:
         raise ModelFileError(
             f"{len(found)} sets of Gaussians ({EXTENSION}); one is read",
             where=path,
@@ -289,9 +304,16 @@ def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
     if primitive.mode != POINTS:
         raise ModelFileError(f"the Gaussians have mode {primitive.mode}; points ({POINTS}) are expected", where=path)
     extension = primitive.extensions[EXTENSION]
-    kernel = extension.get("kernel") if isinstance(extension, dict) else None
+    if not isinstance(extension, dict):
+        extension = {}
+    if compressed := extension.get("extensions"):
+        name = next(iter(compressed)) if isinstance(compressed, dict) else compressed
+        raise ModelFileError(
+            f"the Gaussians are stored by {str(name)[:100]}, which is not read", where=path, remedy=_COMPRESSED
+        )
+    kernel = extension.get("kernel")
     if kernel != "ellipse":
-        raise ModelFileError(f"kernel is {kernel!r}; 'ellipse' is known", where=path)
+        raise ModelFileError(f"kernel is {str(kernel)[:40]!r}; 'ellipse' is known", where=path, remedy=_DRAFTS)
     notes = []
     if extension.get("colorSpace") != COLOUR_SPACE:
         notes.append(f"its colour space is {str(extension.get('colorSpace'))[:40]!r}; it is taken for {COLOUR_SPACE}")
@@ -303,7 +325,7 @@ def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
         nonlocal count
         place = primitive.attributes.get(name)
         if place is None:
-            raise ModelFileError(f"the Gaussians have no {name}", where=path)
+            raise ModelFileError(f"the Gaussians have no {name}", where=path, remedy=_DRAFTS)
         values = _values(document, place, name, width, binary, path)
         if count >= 0 and len(values) != count:
             raise ModelFileError(f"{name} has {len(values):,} rows; POSITION has {count:,}", where=path)
@@ -313,13 +335,12 @@ def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
     means = table("POSITION", 3)
     rotations = table(f"{EXTENSION}:ROTATION", 4)
     scales, opacities = table(f"{EXTENSION}:SCALE", 3), table(f"{EXTENSION}:OPACITY", 1)[:, 0]
-    if bool((scales < 0).any()):
-        raise ModelFileError(
-            "a standard deviation below 0",
-            where=f"{path}: {EXTENSION}:SCALE",
-            remedy="writers of the extension's drafts stored logarithms; export it again with a newer version of that "
-            "program, or as PLY",
-        )
+    for name, outside, what in (
+        ("SCALE", scales < 0, "a standard deviation below 0"),
+        ("OPACITY", (opacities < -_BEYOND) | (opacities > 1 + _BEYOND), "an opacity outside 0 to 1"),
+    ):
+        if bool(outside.any()):
+            raise ModelFileError(what, where=f"{path}: {EXTENSION}:{name}", remedy=_DRAFTS)
     sh0 = table(f"{EXTENSION}:SH_DEGREE_0_COEF_0", 3)
     shN = np.zeros((count, SH_REST[degree], 3), np.float32)
     with np.errstate(over="ignore"):
@@ -394,10 +415,23 @@ def _values(document: _Document, place: int, name: str, width: int, binary: memo
     if place >= len(document.accessors):
         raise ModelFileError(f"accessor {place} of {len(document.accessors)}", where=where)
     accessor = document.accessors[place]
+    if accessor.bufferView is None or accessor.sparse is not None:
+        how = "sparse" if accessor.sparse is not None else "not in a view of the file"
+        raise ModelFileError(f"its values are {how}", where=where, remedy=_COMPRESSED)
     if accessor.bufferView >= len(document.bufferViews):
         raise ModelFileError(f"view {accessor.bufferView} of {len(document.bufferViews)}", where=where)
     view = document.bufferViews[accessor.bufferView]
+    if (packed := next((name for name in view.extensions if "compression" in name), None)) is not None:
+        raise ModelFileError(
+            f"its values are stored by {packed[:100]}, which is not read", where=where, remedy=_COMPRESSED
+        )
+    if view.buffer != 0:
+        raise ModelFileError(
+            f"its values are in buffer {view.buffer}, outside the file", where=where, remedy=_COMPRESSED
+        )
     kind, divisor = _COMPONENTS.get(accessor.componentType, ("", 0))
+    if not accessor.normalized and name in _WHOLE:
+        divisor = 0
     if not kind or (divisor and not accessor.normalized) or _WIDTHS.get(accessor.type) != width:
         raise ModelFileError(
             f"{accessor.type[:20]} of type {accessor.componentType}; {width} floats or normalised integers are wanted",

@@ -83,6 +83,10 @@ def accessor_of(document: dict[str, Any], name: str) -> dict[str, Any]:
     return document["accessors"][document["meshes"][0]["primitives"][0]["attributes"][name]]
 
 
+def extension_of(document: dict[str, Any]) -> dict[str, Any]:
+    return document["meshes"][0]["primitives"][0]["extensions"]["KHR_gaussian_splatting"]
+
+
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
@@ -93,10 +97,15 @@ def accessor_of(document: dict[str, Any], name: str) -> dict[str, Any]:
         (lambda d: accessor_of(d, "POSITION").update(componentType=5125), "normalised integers"),
         (lambda d: accessor_of(d, "POSITION").update(type="VEC4"), "VEC4"),
         (lambda d: accessor_of(d, "POSITION").update(sparse={}), "sparse"),
+        (lambda d: accessor_of(d, "POSITION").pop("bufferView"), "not in a view of the file"),
+        (lambda d: d["bufferViews"][0].update(buffer=1), "in buffer 1, outside the file"),
+        (lambda d: d["bufferViews"][0].update(extensions={"EXT_meshopt_compression": {}}), "EXT_meshopt_compression"),
+        (lambda d: extension_of(d).update(extensions={"KHR_gaussian_splatting_compression_spz_2": {}}), "_spz_2"),
+        (lambda d: extension_of(d).pop("kernel"), "kernel is 'None'"),
         (lambda d: d["bufferViews"][0].update(byteOffset=-4), "byteOffset"),
         (lambda d: d["bufferViews"][0].update(byteLength=10**6), "do not lie inside"),
         (lambda d: d["meshes"][0]["primitives"][0].update(mode=4), "mode 4"),
-        (lambda d: d["meshes"][0]["primitives"][0].update(extensions={}), "0 sets of Gaussians"),
+        (lambda d: d["meshes"][0]["primitives"][0].update(extensions={}), "no Gaussians"),
         (lambda d: d["meshes"].append(d["meshes"][0]), "2 sets of Gaussians"),
         (lambda d: d["meshes"][0]["primitives"][0]["attributes"].pop(f"{PREFIX}SCALE"), "have no KHR"),
         (lambda d: d["meshes"][0]["primitives"][0]["attributes"].pop(f"{PREFIX}SH_DEGREE_2_COEF_3"), "DEGREE_2_COEF_3"),
@@ -148,8 +157,8 @@ def test_gaussians_are_where_the_nodes_show_them(good: bytes, as_matrix: bool, t
     np.testing.assert_allclose(found.scales, expected.scales, atol=1e-5)
 
 
-def test_normalised_integers_are_read(tmp_path: Path) -> None:
-    """Opacities in bytes and rotations in 16 bits are lawful, also interleaved with something else."""
+def test_integers_are_read(tmp_path: Path) -> None:
+    """Opacities and whole scales in bytes, positions and rotations in 16 bits are lawful, also interleaved."""
     document, binary = parts_of(encode_gltf(scene(20, 0), ExportMetadata()).payload)
     plain = tmp_path / "plain.glb"
     plain.write_bytes(glb(document, binary))
@@ -157,7 +166,9 @@ def test_normalised_integers_are_read(tmp_path: Path) -> None:
     primitive = document["meshes"][0]["primitives"][0]["attributes"]
     view = document["bufferViews"][primitive[f"{PREFIX}ROTATION"]]
     rotation = np.frombuffer(binary[view["byteOffset"] : view["byteOffset"] + view["byteLength"]], "<f4").reshape(20, 4)
-    rows = np.zeros(20, [("rotation", "<i2", 4), ("opacity", "u1"), ("pad", "u1", 3)])
+    rows = np.zeros(20, [("rotation", "<i2", 4), ("opacity", "u1"), ("scale", "u1", 3), ("position", "<u2", 4)])
+    rows["scale"] = 1 + np.arange(60).reshape(20, 3)
+    rows["position"][:, :3] = 1000 * np.arange(60).reshape(20, 3)
     rows["rotation"] = np.round(rotation * 32767)
     rows["opacity"] = np.round(expected.opacities.double().sigmoid().numpy() * 255)
     document["bufferViews"].append(
@@ -167,25 +178,37 @@ def test_normalised_integers_are_read(tmp_path: Path) -> None:
     document["accessors"] += [
         {**packed, "componentType": 5122, "type": "VEC4"},
         {**packed, "componentType": 5121, "type": "SCALAR", "byteOffset": 8},
+        {**packed, "componentType": 5121, "type": "VEC3", "byteOffset": 9, "normalized": False},
+        {**packed, "componentType": 5123, "type": "VEC3", "byteOffset": 12, "normalized": False},
+        {"componentType": 5126, "type": "VEC3", "count": 3, "sparse": {}},  # another mesh's
     ]
-    primitive[f"{PREFIX}ROTATION"] = len(document["accessors"]) - 2
-    primitive[f"{PREFIX}OPACITY"] = len(document["accessors"]) - 1
+    for place, name in enumerate((f"{PREFIX}ROTATION", f"{PREFIX}OPACITY", f"{PREFIX}SCALE", "POSITION")):
+        primitive[name] = len(document["accessors"]) - 5 + place
     (tmp_path / "a.glb").write_bytes(glb(document, binary + rows.tobytes()))
     found = import_gltf(tmp_path / "a.glb").columns
     assert (found.quats / found.quats.norm(dim=1, keepdim=True) - expected.quats).abs().max() < 1e-4
     assert (found.opacities.sigmoid() - expected.opacities.sigmoid()).abs().max() <= 0.5 / 255 + 1e-6
+    np.testing.assert_allclose(found.scales.exp().reshape(-1), 1 + np.arange(60), rtol=1e-6)
+    np.testing.assert_array_equal(found.means.numpy() * [-1, -1, 1], 1000.0 * np.arange(60).reshape(20, 3))
 
 
-def test_logarithms_in_place_of_scales_are_named(good: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "raw", "said"),
+    [
+        ("SCALE", np.log, "a standard deviation below 0"),
+        ("OPACITY", lambda a: np.log(a / (1 - a)), "an opacity outside 0 to 1"),
+    ],
+)
+def test_raw_values_in_place_of_activated_ones_are_named(
+    good: bytes, name: str, raw: Callable[[np.ndarray], np.ndarray], said: str, tmp_path: Path
+) -> None:
     """Writers of the extension's drafts stored them."""
     document, binary = parts_of(good)
-    accessor = document["accessors"][document["meshes"][0]["primitives"][0]["attributes"][f"{PREFIX}SCALE"]]
-    view = document["bufferViews"][accessor["bufferView"]]
-    begin = view.get("byteOffset", 0)
-    scales = np.frombuffer(binary[begin : begin + view["byteLength"]], "<f4")
-    written = binary[:begin] + np.log(scales).astype("<f4").tobytes() + binary[begin + view["byteLength"] :]
+    view = document["bufferViews"][accessor_of(document, f"{PREFIX}{name}")["bufferView"]]
+    begin, end = view["byteOffset"], view["byteOffset"] + view["byteLength"]
+    written = binary[:begin] + raw(np.frombuffer(binary[begin:end], "<f4")).astype("<f4").tobytes() + binary[end:]
     (tmp_path / "a.glb").write_bytes(glb(document, written))
-    with pytest.raises(ModelFileError, match="a standard deviation below 0") as caught:
+    with pytest.raises(ModelFileError, match=said) as caught:
         import_gltf(tmp_path / "a.glb")
     assert caught.value.remedy is not None
-    assert "stored logarithms" in caught.value.remedy
+    assert "drafts stored other values" in caught.value.remedy
