@@ -99,6 +99,8 @@ def _library() -> Any:
 _SUFFIXES = (".usdz", ".usd", ".usda", ".usdc")
 #: Floats are as fine as this near 1, halves as that.
 _FLOAT_STEP, _HALF_STEP = 4 * 2.0**-23, 2.0**-10
+#: How far rounding may bring an opacity out of 0 to 1.
+_BEYOND = 1e-3
 #: Threads reserve address space, which is limited there; a machine with many cores would use it up.
 _ONE_THREAD = dict.fromkeys(("PXR_WORK_THREAD_LIMIT", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
@@ -133,6 +135,9 @@ def import_usd(path: Path, *, lenient: bool = False) -> ImportedModel:
     if bool((tables["scales"] < 0).any()):
         row = int((tables["scales"] < 0).any(axis=1).argmax())
         raise ModelFileError(f"a standard deviation below 0 in row {row} of scales", where=path)
+    beyond = (tables["opacities"] < -_BEYOND) | (tables["opacities"] > 1 + _BEYOND)
+    if bool(beyond.any()):
+        raise ModelFileError(f"an opacity outside 0 to 1 in row {int(beyond.argmax())} of opacities", where=path)
     coefficients = harmonics.reshape(count, -1, 3)
     step = _HALF_STEP if "opacities" in facts["half"] else _FLOAT_STEP
     columns = Columns(

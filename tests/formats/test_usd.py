@@ -162,6 +162,7 @@ def test_halves_are_read_where_there_are_no_floats(tmp_path: Path) -> None:
         (lambda stage, field: field.GetPositionsAttr().Set([(0, 0, 0)] * 3), "do not go together"),
         (lambda stage, field: field.GetScalesAttr().Set([(1, 1, 1)] * 3), "3 rows of scales; there are 5"),
         (lambda stage, field: field.GetScalesAttr().Set([(1, 1, -1)] * 5), "below 0 in row 0 of scales"),
+        (lambda stage, field: field.GetOpacitiesAttr().Set([0, 1, 2.5, 1, 1]), "outside 0 to 1 in row 2 of opacities"),
         (lambda stage, field: field.GetRadianceSphericalHarmonicsDegreeAttr().Set(2), "of degree 2"),
         (lambda stage, field: field.AddScaleOp().Set((1, 2, 1)), "scales its axes differently"),
     ],
