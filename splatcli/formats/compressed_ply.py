@@ -69,12 +69,14 @@ def encode_compressed_ply(gaussians: Gaussians, metadata: ExportMetadata) -> Enc
     rest = 3 * columns.shN.shape[1]
     harmonics = columns.shN.transpose(0, 2, 1).reshape(len(gaussians), rest)
     bytes_ = np.clip(np.floor((harmonics / _SH_RANGE + 0.5) * 256.0), 0, 255).astype(np.uint8)
-    beyond = int((np.abs(harmonics) > _SH_RANGE / 2).sum())
-    notes = (
-        [f"clamped {beyond:,} SH coefficients beyond {_SH_RANGE / 2:g}, the range of a compressed PLY"]
-        if beyond
-        else []
-    )
+    notes = [
+        f"clamped {found:,} {what} beyond {most:g}, the range of a compressed PLY"
+        for what, values, most in (
+            ("log-scales", columns.scales, _LOG_SCALES[1]),
+            ("SH coefficients", harmonics, _SH_RANGE / 2),
+        )
+        if (found := int((np.abs(values) > most).sum()))
+    ]
     head = _head(len(chunks), len(gaussians), rest, metadata)
     return Encoded(head.encode() + chunks.tobytes() + vertices.tobytes() + bytes_.tobytes(), notes)
 

@@ -28,6 +28,8 @@ from splatcli.formats.quantisation import (
 from splatcli.gaussians import Gaussians
 
 _ROW = np.dtype([("means", "<f4", 3), ("scales", "<f4", 3), ("rgba", "u1", 4), ("quats", "u1", 4)])
+#: What rounding to a byte changes at most.
+_HALF_BYTE = 0.5 / 255
 
 
 def encode_splat(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
@@ -40,14 +42,19 @@ def encode_splat(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     rows = np.zeros(len(gaussians), _ROW)
     rows["means"] = columns.means
     rows["scales"] = scales_of(columns.scales)
-    rows["rgba"][:, :3] = quantised(colours_of(columns.sh0) * 255.0, 255)
+    colours = colours_of(columns.sh0)
+    rows["rgba"][:, :3] = quantised(colours * 255.0, 255)
     rows["rgba"][:, 3] = quantised(opacities * 255.0, 255)
     quats = unit_quats(columns.quats)
     # q and -q are one rotation; 1 cannot be stored and -1 can.
     rows["quats"] = quantised(np.where(quats[:, :1] > 0, -quats, quats) * 128.0 + 128.0, 255)
     weight = columns.scales.astype(np.float64).sum(axis=1) + np.log(np.maximum(opacities, 1e-30))
-    note = "trained antialiased; a .splat file has no word for it, and viewers show it too thick"
-    return Encoded(rows[np.argsort(-weight, kind="stable")].tobytes(), [note] if metadata.antialiased else [])
+    notes = []
+    if beyond := int((np.abs(colours - 0.5) > 0.5 + _HALF_BYTE).sum()):
+        notes.append(f"clamped {beyond:,} colours outside 0 to 1, the range of a .splat file")
+    if metadata.antialiased:
+        notes.append("trained antialiased; a .splat file has no word for it, and viewers show it too thick")
+    return Encoded(rows[np.argsort(-weight, kind="stable")].tobytes(), notes)
 
 
 def import_splat(path: Path, *, lenient: bool = False) -> ImportedModel:

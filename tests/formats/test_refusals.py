@@ -277,14 +277,24 @@ def test_what_does_not_fit_a_format_is_reported() -> None:
     gaussians.shN[5, 0, 0] = 2.0
     gaussians.sh0[6, 1] = -9.0
     known = {known.name: known for known in FORMATS}
-    spz_writer, ply_writer = known["spz"].write, known["compressed.ply"].write
+    spz_writer, ply_writer, splat_writer = (known[name].write for name in ("spz", "compressed.ply", "splat"))
     assert spz_writer is not None
+    assert splat_writer is not None
     assert ply_writer is not None
     notes = "\n".join(spz_writer(gaussians, ExportMetadata()).notes)
     for said in ("1 log-scales", "1 SH coefficients", "1 colours", "steps of 0.000488281"):
         assert said in notes
     gaussians.shN[5, 0, 0] = 5.0
-    assert "1 SH coefficients beyond 4" in ply_writer(gaussians, ExportMetadata()).notes[0]
+    gaussians.log_scales[7, 2] = 21.0
+    assert ply_writer(gaussians, ExportMetadata()).notes == [
+        "clamped 1 log-scales beyond 20, the range of a compressed PLY",
+        "clamped 1 SH coefficients beyond 4, the range of a compressed PLY",
+    ]
+    gaussians.sh0.clamp_(-1.77, 1.77)  # within 0 to 1, as far as bytes tell
+    gaussians.sh0[6, :2] = 1.9
+    assert splat_writer(gaussians, ExportMetadata()).notes == [
+        "clamped 2 colours outside 0 to 1, the range of a .splat file"
+    ]
     gaussians.means[3] = 1e9
     with pytest.raises(UsageError, match="beyond the 8,388,607 units"):
         spz_writer(gaussians, ExportMetadata())
