@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -366,6 +367,8 @@ def write_ply_file(gaussians: Gaussians, path: Path, comments: Sequence[str] = (
 # --- reading
 
 
+#: Rounding of positions, as a share of the extent, that is noted.
+_COARSE = 1e-5
 #: Rows that are converted at once: the pages of the file that hold them are read once for all columns.
 _READ_ROWS = 50_000
 
@@ -399,13 +402,19 @@ def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
     }
     columns: dict[str, NDArray[np.float32]]
     columns = {column: np.empty((vertex.count, len(part)), np.float32) for column, part in names.items()}
-    task = f"reading {path.name}"
+    task, off = f"reading {path.name}", 0.0
     report(task, 0, vertex.count)
     for start in range(0, vertex.count, _READ_ROWS):
         piece = slice(start, min(start + _READ_ROWS, vertex.count))
         for column, part in names.items():
             columns[column][piece] = _float32(rows[piece], part, vertex)
+        off = max(off, _rounding(rows[piece], vertex, columns["means"][piece]))
         report(task, piece.stop, vertex.count)
+    if vertex.count > 1 and off > 0 and off > _COARSE * float(np.ptp(columns["means"], axis=0).max()):
+        notes.append(
+            f"positions are rounded by up to {off:.2g} units to float32: subtract an offset from them in the program "
+            "that wrote the file"
+        )
     columns["opacities"] = columns["opacities"][:, 0]
     columns["shN"] = columns["shN"].reshape(vertex.count, 3, rest // 3).transpose(0, 2, 1)
 
@@ -538,6 +547,19 @@ def _float32(rows: NDArray[Any], names: list[str], vertex: PlyElement) -> Floats
             rows = rows.view(rows.dtype[0]).reshape(len(rows), len(vertex.properties))
         order = list(vertex.properties)
         return rows[:, [order.index(name) for name in names]].astype(np.float32)
+
+
+def _rounding(rows: NDArray[Any], vertex: PlyElement, means: Floats) -> float:
+    """Return by how much float32 ``means`` [N, 3] differ at most from the positions in ``rows``; 0 without a number."""
+    if rows.dtype.names is not None:
+        if {vertex.properties[axis] for axis in _MEANS} == {"f4"}:
+            return 0.0
+        exact = [rows[axis] for axis in _MEANS]
+    else:
+        exact = [rows[:, list(vertex.properties).index(axis)] for axis in _MEANS]
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused later, with its place
+        off = max(float(np.abs(column - means[:, place]).max()) for place, column in enumerate(exact))
+    return off if math.isfinite(off) else 0.0
 
 
 def _rest_names(count: int) -> list[str]:

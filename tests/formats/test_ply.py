@@ -202,6 +202,20 @@ def test_values_that_are_not_finite_are_counted_and_placed(good: Path, text: boo
     assert "the first in scale_1 of vertex 7" in said
 
 
+@pytest.mark.parametrize("text", [False, True])
+def test_positions_that_float32_rounds_coarsely_are_noted(good: Path, *, text: bool) -> None:
+    rows = rows_of(good)
+    wide = rows.astype([(name, "f8" if name in "xyz" else kind) for name, kind in rows.dtype.descr])
+    store(wide, good)
+    assert import_ply(good).notes == []
+    wide["y"] = 5_000_000 + np.arange(30) * 0.3
+    store(wide, good, text=text)
+    assert import_ply(good).notes == [
+        "positions are rounded by up to 0.2 units to float32: subtract an offset from them in the program that wrote "
+        "the file"
+    ]
+
+
 def test_a_double_beyond_float32_is_not_finite(good: Path) -> None:
     rows = rows_of(good)
     wide = rows.astype([(name, "f8") for name in rows.dtype.names or ()])
