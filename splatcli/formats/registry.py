@@ -45,6 +45,7 @@ _LFS = b"version https://git-lfs."
 #: Files of splats that are not read -> what to do.
 _REMEDIES = {
     ".gltf": "save it as one binary file, a .glb",
+    ".rad": "name the file that Spark made it from",
     **dict.fromkeys((".lcc", ".lcc2"), "convert it to a PLY, with splat-transform for example"),
 }
 

@@ -47,6 +47,8 @@ MAGIC = b"NGSP"
 GZIP = b"\x1f\x8b"
 ANTIALIASED = 0x1
 _EXTENDED = 0x2
+#: Spark's mark of a tree of Gaussians at all levels of detail, with halved opacities.
+_LEVELS = 0x80
 
 _HEADER = struct.Struct("<4sIIBBBB")
 #: magic, version, count, degree, fractional bits, flags, number of streams, place of the table of streams.
@@ -216,6 +218,12 @@ def _header(start: bytes, path: Path) -> Header:
         )
     if degree >= len(SH_REST):
         raise ModelFileError(f"SH degree {degree}; 0 to {len(SH_REST) - 1} are known", where=path)
+    if flags & _LEVELS:
+        raise ModelFileError(
+            "an SPZ with Spark's levels of detail, which hold each surface several times",
+            where=path,
+            remedy="name the file that Spark made it from",
+        )
     if bits > 24:
         raise ModelFileError(f"{bits} fractional bits in positions of 24", where=path)
     return Header(version, count, degree, bits, flags)

@@ -64,6 +64,7 @@ def at(place: int, kind: str, value: float) -> Callable[[bytearray], object]:
         (lambda: spz(at(8, "<I", 2**32 - 1)), "it claims 4,294,967,295 Gaussians"),
         (lambda: spz(at(12, "<B", 9)), "SH degree 9"),
         (lambda: spz(at(13, "<B", 99)), "99 fractional bits"),
+        (lambda: spz(at(14, "<B", 0x80)), "Spark's levels of detail"),
         (lambda: written("spz")[:-3], "truncated"),
         (lambda: written("spz")[:30], "truncated"),
         (lambda: written("spz")[:-8] + bytes(8), "damaged"),
@@ -220,6 +221,7 @@ def zipped(**members: bytes) -> bytes:
         (lambda: gzip.compress(written("ply")), "x.ply.gz", "it unpacks to b'ply", "gunzip"),
         (lambda: b"version https://git-lfs.github.com/spec/v1\n".ljust(96), "x.splat", "Git LFS", "git lfs pull"),
         (lambda: b'{"asset": {"version": "2.0"}}', "x.gltf", "neither a checkpoint nor", ".glb"),
+        (lambda: b"RAD0", "x.rad", "neither a checkpoint nor", "Spark"),
         (lambda: b'{"version": "5.0"}', "x.lcc", "neither a checkpoint nor", "PLY"),
     ],
 )
