@@ -1,13 +1,14 @@
 """Programs of others read what is written here, as it was meant; where they are at hand.
 
-From PyPI: gsply, zstandard. From npm: @playcanvas/splat-transform (Node 22 or newer), in the folder node_modules that
-the variable SPLATCLI_NODE_MODULES names.
+From PyPI: gsply, zstandard. From npm: @playcanvas/splat-transform (Node 22 or newer) with its @adobe/spz,
+@mkkellogg/gaussian-splats-3d and three, in the folder node_modules that the variable SPLATCLI_NODE_MODULES names.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import struct
 import subprocess
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from splatcli.formats.format import ExportMetadata
 from splatcli.formats.registry import FORMATS, import_model
 from splatcli.formats.selection import select
 from splatcli.gaussians import Gaussians
+from splatcli.rotation import rotation_matrices
 from tests.browser import MODULES, node
 from tests.formats.made import by_position, errors, read_ply, rotation_errors, scene
 from tests.formats.test_round_trips import BOUNDS, displayable
@@ -34,6 +36,17 @@ def transformed(source: Path, target: Path, *actions: str) -> Path:
         pytest.skip("splat-transform is not installed (SPLATCLI_NODE_MODULES)")
     command = [node(), str(TRANSFORM), "-w", "-g", "cpu", str(source), *actions, str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return target
+
+
+def by_others(package: str, what: str, source: Path, target: Path, *more: object) -> Path:
+    """What a library of another program makes of a file: others.mjs tells."""
+    if not (MODULES / package).exists() or not node():
+        pytest.skip(f"{package} is not installed (SPLATCLI_NODE_MODULES)")
+    script = Path(__file__).with_name("others.mjs")
+    command = [node(), script, MODULES.resolve(), what, source, target, *more]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return target
 
@@ -162,3 +175,76 @@ def test_gsply_reads_spz_and_its_spz_is_read_here(tmp_path: Path) -> None:
     found = errors(ours, again)
     for attribute, error in found.items():
         assert error <= getattr(BOUNDS["spz"], attribute), (attribute, found)
+
+
+def covariances(gaussians: Gaussians) -> torch.Tensor:
+    """[N, 3, 3] of the Gaussians, which quaternions and scales give in several ways."""
+    axes = rotation_matrices(gaussians.quats.double()) * gaussians.log_scales.double().exp()[:, None, :]
+    return axes @ axes.transpose(1, 2)
+
+
+#: The frames of SPZ by number, but for those that are refused.
+FRAMES = [0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 14]
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_the_makers_of_spz_read_the_same(frame: int, tmp_path: Path) -> None:
+    """Also where the file names its frame, which theirs and ours bring into that of a PLY."""
+    source = written("spz4", tmp_path / "a.spz", model())
+    if frame:
+        data = bytearray(source.read_bytes())
+        data[14] |= 2
+        struct.pack_into("<I", data, 16, 32 + 12)
+        source.write_bytes(data[:32] + struct.pack("<III", 0xADBE0003, 4, frame) + data[32:])
+    made = by_others("@adobe/spz", "spz", source, tmp_path / "a.json", "RDF" if frame else "UNSPECIFIED")
+    found = {name: torch.tensor(values) for name, values in json.loads(made.read_text()).items()}
+    ours = to_gaussians(import_model(source), ImportOptions(), source)[0]
+    count = len(ours)
+    theirs = Gaussians(
+        means=found["positions"].reshape(count, 3),
+        quats=found["rotations"].reshape(count, 4)[:, [3, 0, 1, 2]],
+        log_scales=found["scales"].reshape(count, 3),
+        logit_opacities=found["alphas"],
+        sh0=found["colors"].reshape(count, 3),
+        shN=found["sh"].reshape(ours.shN.shape),
+    )
+    found_errors = errors(theirs, ours)
+    assert max(found_errors[name] for name in ("means", "log_scales", "sh0", "shN")) < 1e-6
+    assert found_errors["opacities"] < 0.26 / 255  # an opacity of 0 or 1 is read a quarter of a step inside
+    scale = covariances(theirs).abs().amax(dim=(1, 2), keepdim=True)
+    assert ((covariances(theirs) - covariances(ours)) / scale).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("sections", [(0,), (300, 2.0, 64)], ids=["one section", "three"])
+@pytest.mark.parametrize("degree", [0, 1, 2])
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_ksplat_of_its_makers_is_read(level: int, degree: int, sections: tuple[float, ...], tmp_path: Path) -> None:
+    before, _ = select(model(), sh_degree=degree)
+    source = written("ply", tmp_path / "a.ply", before)
+    package = "@mkkellogg/gaussian-splats-3d"
+    path = by_others(package, "ksplat", source, tmp_path / "a.ksplat", level, degree, *sections)
+    after = by_position(to_gaussians(import_model(path), ImportOptions(), path)[0], before)
+    bounds = {"means": 4e-5, "quats": 0.06, "log_scales": 1e-3, "opacities": 1 / 255, "sh0": 1.01 / 255 / 0.282}
+    bounds["shN"] = [1e-6, 1e-3, 8e-3][level]
+    found = errors(before, after)
+    assert all(error <= bounds[name] for name, error in found.items()), found
+
+
+def test_three_js_reads_a_glb(tmp_path: Path) -> None:
+    """y is up there: x and y, and harmonics of odd order, change their signs."""
+    before = model()
+    source = written("glb", tmp_path / "a.glb", before)
+    made = by_others(
+        "three/examples/jsm/loaders/GLTFGaussianSplatLoaderExtension.js", "glb", source, tmp_path / "a.json"
+    )
+    found = {name: np.array(values).reshape(len(before), -1) for name, values in json.loads(made.read_text()).items()}
+    np.testing.assert_array_equal(found["position"], (before.means * torch.tensor([-1.0, -1.0, 1.0])).numpy())
+    flips = torch.tensor([[1.0, 1, -1], [1, 1, -1], [-1, -1, 1]])
+    expected = (covariances(before) * flips)[:, [0, 0, 0, 1, 1, 2], [0, 1, 2, 1, 2, 2]].numpy()
+    np.testing.assert_allclose(found["covariance"], expected, rtol=1e-4, atol=1e-6 * np.abs(expected).max())
+    for band in (1, 2, 3):
+        first, count = band * band - 1, 2 * band + 1
+        signs = np.array([-1.0 if m % 2 else 1.0 for m in range(-band, band + 1)])
+        wanted = before.shN[:, first : first + count].numpy() * signs[None, :, None] * 128 + 128
+        stored = found[f"sphericalHarmonics{band}"][:, : 3 * count].reshape(-1, count, 3)
+        assert np.abs(stored - wanted.clip(0, 255)).max() < 1
