@@ -60,6 +60,9 @@ MIN_OPACITIES = 8
 #: And of a file that says its values are raw, such a share of all Gaussians: initial Gaussians far from all others, as
 #: a young model has them, can begin at a scale of one unit.
 DECLARED_PILE_SHARE = 0.003
+#: How far rounding may bring a sigmoid, as a share of it. More would not do: of opacities that were stored in bytes, as
+#: in most formats, the logit of 128/255 is 2/255 but for 5e-6 of it.
+TWIN_WITHIN = 1e-6
 _QUERIES = 20_000
 _TREE_POINTS = 1_000_000
 #: The spacing around a Gaussian is the distance to this neighbour, times its ratio to the nearest 3 on a surface.
@@ -331,7 +334,7 @@ def _partly_sigmoids(opacities: Array) -> bool:
     often = float(values[counts.argmax()])
     if counts.max() >= MIN_COUNT:
         twins = [1 / (1 + math.exp(-often))] + ([logit_of(often)] if 0 < often < 1 else [])
-        if any(bool((np.abs(opacities - twin) < 1e-6 * max(1, abs(twin))).any()) for twin in twins):
+        if any(bool((np.abs(opacities - twin) <= TWIN_WITHIN * abs(twin)).any()) for twin in twins):
             return True
     inside = (opacities >= 0) & (opacities <= 1)
     outside = opacities[~inside]

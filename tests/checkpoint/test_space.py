@@ -133,6 +133,17 @@ def test_opacities_between_0_and_1_are_activated_unless_constant() -> None:
     assert check_opacities(np.zeros(500, np.float32)) is Space.RAW  # that of MCMC
 
 
+def test_logits_of_bytes_are_raw_whichever_is_the_commonest() -> None:
+    """A PLY that was made of a SOG, an SPZ or a .splat has them. The logit of 128/255 is nearly 2/255."""
+    for often in range(1, 255):
+        alphas = np.append(np.arange(1, 255), np.full(200, often)) / 255
+        logits = np.log(alphas / (1 - alphas)).astype(np.float32)
+        assert check_opacities(logits) is Space.RAW, often
+        # Some that are the sigmoid of the commonest one are found still.
+        twins = 1 / (1 + np.exp(-logits[-100:]))
+        assert check_opacities(np.append(logits, twins)) is Space.ACTIVATED, often
+
+
 def test_doubtful_opacities_are_refused_unless_the_file_vouches_for_them() -> None:
     means, logs = shells(0.01, 0.0, 0.0)
     constant = np.full(800, 0.1, np.float32)
