@@ -410,7 +410,7 @@ def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
             columns[column][piece] = _float32(rows[piece], part, vertex)
         off = max(off, _rounding(rows[piece], vertex, columns["means"][piece]))
         report(task, piece.stop, vertex.count)
-    if vertex.count > 1 and off > 0 and off > _COARSE * float(np.ptp(columns["means"], axis=0).max()):
+    if vertex.count > 1 and off > 0 and off > _COARSE * _extent(columns["means"]):
         notes.append(
             f"positions are rounded by up to {off:.2g} units to float32: subtract an offset from them in the program "
             "that wrote the file"
@@ -560,6 +560,12 @@ def _rounding(rows: NDArray[Any], vertex: PlyElement, means: Floats) -> float:
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused later, with its place
         off = max(float(np.abs(column - means[:, place]).max()) for place, column in enumerate(exact))
     return off if math.isfinite(off) else 0.0
+
+
+def _extent(means: Floats) -> float:
+    """Return the longest side of the box around some positions."""
+    with np.errstate(invalid="ignore"):  # what is not finite is refused later, with its place
+        return float((means.max(axis=0).astype(np.float64) - means.min(axis=0)).max())
 
 
 def _rest_names(count: int) -> list[str]:

@@ -208,6 +208,9 @@ def test_positions_that_float32_rounds_coarsely_are_noted(good: Path, *, text: b
     wide = rows.astype([(name, "f8" if name in "xyz" else kind) for name, kind in rows.dtype.descr])
     store(wide, good)
     assert import_ply(good).notes == []
+    wide["y"] = np.linspace(-3e38, 3e38, 30)  # of which the extent is no float32
+    store(wide, good, text=text)
+    assert import_ply(good).notes == []
     wide["y"] = 5_000_000 + np.arange(30) * 0.3
     store(wide, good, text=text)
     assert import_ply(good).notes == [
