@@ -19,7 +19,7 @@ parameters, and Adam. Times are CPU times of the process with one thread, the le
   "opensplat SCENE -n STEPS --cpu -d F --num-downscales 0 -o FILE", with one thread, from the scene's points. Ours is
   timed from the same points too, its training views in turn, before each of its runs. --opensplat-resume times both
   from the checkpoint's Gaussians as well: it resumes from a PLY of them, at the step from which it uses their SH
-  degree. Versions that centre and scale a model unless told otherwise need --opensplat-options=--keep-crs.
+  degree. Versions that centre and scale a model by default need --opensplat-options=--keep-crs.
 """
 
 from __future__ import annotations
