@@ -9,7 +9,7 @@ import csv
 import math
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +55,8 @@ _DEGREES_APART, _DEGREES_AWAY = 0.2, 50.0
 _XCR = "http://www.capturingreality.com/ns/xcr/"
 #: Distortion models in XMP files that are Brown's; their six coefficients are in the order of _COEFFICIENTS.
 _BROWN = ("perspective", "brown3", "brown4", "brown3t2", "brown4t2")
+#: The part of the images that must have an XMP file: fewer are remains, and the folder holds images without cameras.
+_LEAST_SHARE = 0.25
 #: Pixels by which a skewed or stretched pixel grid may shift the image's edge, which is not corrected.
 _MAX_SHIFT = 0.5
 
@@ -225,23 +227,26 @@ def _check_metres(views: list[View], file: Path) -> None:
 # --- XMP files --------------------------------------------------------------------------------------------------------
 
 
-def _xmp_files(root: Path) -> Iterator[Path]:
-    """Yield the XMP files with poses of RealityCapture, beside the images or in the scene's folder."""
+def _xmp_files(root: Path) -> list[Path]:
+    """Return the XMP files with poses of RealityCapture, beside the images or in the scene's folder."""
     for folder in (root / "images", root):
         if not folder.is_dir():
             continue
-        files = [path for path in folder.rglob("*") if path.suffix.lower() == ".xmp"] if folder != root else None
-        found = False
-        for file in sorted(files) if files is not None else with_suffix(folder, ".xmp"):
-            if file.is_file() and _XCR in (start := head(file)) and "Rotation" in start and "Position" in start:
-                found = True
-                yield file
-        if found:
-            return
+        below = folder == root / "images"
+        files = [path for path in folder.rglob("*") if path.suffix.lower() == ".xmp"] if below else []
+        found = [file for file in sorted(files) or with_suffix(folder, ".xmp") if file.is_file() and _has_pose(file)]
+        if found and len(found) >= _LEAST_SHARE * sum(1 for _ in images_below(folder)):
+            return found
+    return []
+
+
+def _has_pose(file: Path) -> bool:
+    start = head(file)
+    return _XCR in start and "Rotation" in start and "Position" in start
 
 
 def _read_xmp(root: Path, data: DataConfig, folders: list[Path], names: ImageNames, problems: Problems) -> SceneSource:
-    files = [*_xmp_files(root)]
+    files = _xmp_files(root)
     views: dict[str, list[View]] = {}
     skewed = 0
     for file in files:
@@ -321,7 +326,7 @@ def _xmp_values(document: ET.Element) -> dict[str, str]:
 
 
 def _matches(root: Path) -> bool:
-    return bool(_files(root)) or next(_xmp_files(root), None) is not None
+    return bool(_files(root)) or bool(_xmp_files(root))
 
 
 READER = Reader("realitycapture", FILES, _matches, read_realitycapture)

@@ -20,7 +20,7 @@ from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.geodesy import enu_axes, from_geocentric, to_enu, to_geocentric
-from splatcli.scene.read import has_images_only, read_scene
+from splatcli.scene.read import NoCamerasError, has_images_only, read_scene
 from tests.native.cases import NEEDS_COMPILER
 from tests.scene import made
 from tests.scene import other_programs as write
@@ -430,6 +430,12 @@ def test_xmp_files_beside_images_are_sorted_out(tmp_path: Path) -> None:
     )
     assert "1 images have no pose of RealityCapture beside them and are not used" in scene.notes
     assert any("the skew and the aspect ratio" in note for note in scene.notes)
+    some = tmp_path / "some"
+    shutil.copytree(tmp_path / "images", some / "images")
+    for camera in cameras[2:]:
+        (some / "images" / camera.name).with_suffix(".xmp").unlink()
+    with pytest.raises(NoCamerasError):  # one of the images with a pose: remains
+        read_scene(some, DataConfig())
     made.write_model(tmp_path / "sparse/0", made.reconstruction())
     scene = read_scene(tmp_path, DataConfig())
     assert (scene.kind, len(scene.cameras)) == ("colmap", made.COUNT)
