@@ -89,6 +89,7 @@ def start_training(
     sharded: each process holds a part of the Gaussians. live: shows the run to browsers.
     """
     from splatcli.checkpoint.run_dir import REQUEST
+    from splatcli.config import RANDOM
     from splatcli.scene.inspect import compare_observations
     from splatcli.scene.masks import ALPHA, NONE
     from splatcli.scene.read import read_scene
@@ -149,6 +150,12 @@ def start_training(
             _check_movable(run.output, scene.root)
         start = resolve_init(config, scene)
         if start != config.model.init:  # known only after reading the scene; learning rates depend on it
+            if start == RANDOM:
+                given_as = shlex.quote(config.data.scene)
+                out.note(
+                    f"note: training begins with random points; splat sfm {given_as} --cameras {given_as} triangulates "
+                    "better ones (docs/quality.md)"
+                )
             moved["model.init"] = start
             config = run.rebuild_config(moved)
         budget = None

@@ -120,6 +120,14 @@ class SfmArguments:
             help="Align the model with ground control points: OpenDroneMap's gcp_list.txt, or LOCAL metres.",
         ),
     ] = None
+    cameras: Annotated[
+        Path | None,
+        typer.Option(
+            "--cameras",
+            metavar="SCENE",
+            help="Keep the cameras of this scene, of any kind that `splat train` reads, and triangulate points only.",
+        ),
+    ] = None
     nerfstudio: Annotated[
         bool, typer.Option("--nerfstudio", help="Also write transforms.json and sparse_pc.ply, for nerfstudio.")
     ] = False
@@ -147,6 +155,7 @@ def sfm(args: SfmArguments) -> int:
       splat sfm images/ -o scene/ --camera-model OPENCV
       splat sfm walk.mp4 --frames 200
       splat sfm flight/ --gcp gcp_list.txt --nerfstudio
+      splat sfm scan/ --cameras scan/ -o scan-with-points/
       splat sfm images/ --json | tail -1
     """
     from splatcli.cli.console import open_output
@@ -167,6 +176,14 @@ def sfm(args: SfmArguments) -> int:
         from splatcli.scene.control_points import read_control_points
         from splatcli.sfm.options import SfmOptions
 
+        if args.cameras is not None:
+            from splatcli.config import DataConfig
+            from splatcli.scene.read import read_scene
+            from splatcli.sfm.images import find_input
+            from splatcli.sfm.triangulate import known_cameras
+
+            scene = read_scene(args.cameras, DataConfig(resolution=1))
+            given["cameras"] = known_cameras(scene, find_input(args.images, args.masks))
         if args.gcp is not None:
             given["control_points"] = read_control_points(args.gcp).as_dict()
         chosen = SfmOptions(**{name: value for name, value in given.items() if value is not None})
@@ -206,6 +223,7 @@ _COUNTED = {
     "matching again": "pairs",
     "mapping again": "images registered",
     "lens": "adjustments",
+    "triangulation": "models",
 }
 
 

@@ -119,7 +119,7 @@ def extract(
                         stored.append(Stored(image, number, sample, colours))
                         if image.panorama is None:
                             share = focal_share(image.path)
-                            key = lens_key(image.name, image.width, image.height, share, options.camera_per)
+                            key = lens_key(image.name, image.width, image.height, share, options.sharing)
                             cameras.setdefault(key, int(store.read_image(number).camera_id))
                         progress(index + 1, len(images))
                         continue
@@ -132,7 +132,7 @@ def extract(
                     if image.panorama is not None:
                         number = rigs.add(store, str(index), image.panorama, features)
                     else:
-                        key = lens_key(image.name, image.width, image.height, features.share, options.camera_per)
+                        key = lens_key(image.name, image.width, image.height, features.share, options.sharing)
                         if key not in cameras:
                             cameras[key] = _add_camera(store, options.mapped_model, key)
                         number = _add_image(store, str(index), cameras[key], features)

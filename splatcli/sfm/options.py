@@ -50,6 +50,7 @@ class SfmOptions:
     georeference: align with the GPS positions of the images: always, never, or where these are good enough.
     scale_from: "A,B,LENGTH": the cameras of the images A and B are LENGTH metres apart; None leaves the scale as it is.
     control_points: ControlPoints.as_dict() of a file of ground control points to align with, or None.
+    cameras: known_cameras() that are held, so that points alone are triangulated, or None.
     """
 
     camera_model: str = AUTO
@@ -63,6 +64,7 @@ class SfmOptions:
     georeference: Georeferencing = "auto"
     scale_from: str | None = None
     control_points: dict[str, Any] | None = None
+    cameras: dict[str, dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         """Raise UsageError for a value that cannot be followed."""
@@ -83,6 +85,16 @@ class SfmOptions:
         ):
             if not least <= number < 2**31:
                 raise UsageError(f"{number} is not in range", where=flag, remedy=f"at least {least}")
+        if self.cameras is not None:
+            for flag, given in (
+                ("--camera-model", self.camera_model != AUTO),
+                ("--mapper", self.mapper != "incremental"),
+                ("--georeference", self.georeference == "on"),
+                ("--scale-from", self.scale_from is not None),
+                ("--gcp", self.control_points is not None),
+            ):
+                if given:
+                    raise UsageError("known cameras are held as they are", where=flag, remedy=f"leave out {flag}")
         if self.control_points is not None and (self.scale_from is not None or self.georeference == "on"):
             raise UsageError(
                 "the model is aligned with control points alone",
@@ -97,6 +109,11 @@ class SfmOptions:
                     where="--scale-from",
                     remedy="leave out --georeference on",
                 )
+
+    @property
+    def sharing(self) -> CameraPer:
+        """Which images share a lens; with known cameras each has its own."""
+        return self.camera_per if self.cameras is None else "image"
 
     @property
     def mapped_model(self) -> str:

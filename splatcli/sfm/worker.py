@@ -37,6 +37,7 @@ from splatcli.sfm.lens import choose_lenses
 from splatcli.sfm.matching import Pair, choose_pairs, how_to_match, match, match_again, pairs_to_retry
 from splatcli.sfm.options import AUTO, COLOURS, LOCK, MIN_IMAGES, VIDEO_FRAMES, Matching, SfmOptions
 from splatcli.sfm.panorama import face_camera, is_panorama, write_faces, write_masks
+from splatcli.sfm.triangulate import hold_lenses, triangulate
 from splatcli.sfm.video import sharpest, sharpness, write_frames, write_more_frames
 
 Tell = Callable[[str, int, int], None]
@@ -109,11 +110,24 @@ class Job:
         pairs = [(i, j) for i, j in pairs if source[i] is None or source[i] != source[j]]
         keys = keys_of(stored, images)
         seed = self.options.seed
+        cameras = self.options.cameras
+        if cameras is not None:
+            hold_lenses(database, stored, cameras)
         verified = self._match("matching", database, keys, pairs)
-        models = self._map("mapping", database, work / "models", len(stored))
-        mapped = Mapped(database, stored, keys, pairs, verified, models)
-        mapped, added = self._fill_gaps(mapped, images, how) if self.footage.is_video else (mapped, None)
-        models, retried = self._retry(mapped)
+        added, retried = None, None
+        if cameras is None:
+            models = self._map("mapping", database, work / "models", len(stored))
+            mapped = Mapped(database, stored, keys, pairs, verified, models)
+            mapped, added = self._fill_gaps(mapped, images, how) if self.footage.is_video else (mapped, None)
+            models, retried = self._retry(mapped)
+        else:
+            progress = self._phase("triangulation")
+            models = [
+                triangulate(
+                    database, work / "models", stored, keys, cameras, seed=seed, threads=self.threads, progress=progress
+                )
+            ]
+            mapped = Mapped(database, stored, keys, pairs, verified, models)
         stored = self._settle(mapped.stored, images, models)
         names = sorted(item.image.name for item in stored)
         if added is not None:
@@ -126,7 +140,7 @@ class Job:
             )
         self._check_models(models, names)
         lenses: list[dict[str, Any]] = []
-        if self.options.camera_model == AUTO:
+        if self.options.camera_model == AUTO and cameras is None:
             models[0], lenses = choose_lenses(
                 models[0],
                 constant=_rig_cameras(database),
@@ -296,7 +310,10 @@ class Job:
             footage = SfmInput(self.folder / "images", tuple(names))
             self._check_count(names)
         headers, bad = readable(footage, max_pixels(None))
-        panoramas = [] if self.footage.is_video else self._panoramas(footage, headers, bad)
+        cameras = self.options.cameras
+        if cameras is not None:
+            headers = {name: header for name, header in headers.items() if name in cameras}
+        panoramas = [] if self.footage.is_video or cameras is not None else self._panoramas(footage, headers, bad)
         self._leave_out(bad)
         images = [SfmImage.of(name, footage.path, header, footage.mask(name)) for name, header in headers.items()]
         if self.options.frames is not None and self.options.frames < len(images):
@@ -386,6 +403,8 @@ class Job:
 
     def _place(self, model: pycolmap.Reconstruction) -> dict[str, Any]:
         """Give the model metres, and a place where GPS says so; return what was done, or why it was not."""
+        if self.options.cameras is not None:
+            return {"applied": False, "reason": "the cameras are held"}
         if self.options.control_points is not None:
             return self._control(model, ControlPoints.from_dict(self.options.control_points))
         if self.options.scale_from is not None:

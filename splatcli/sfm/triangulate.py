@@ -1,0 +1,120 @@
+"""Sparse points of images whose cameras are known: matches are triangulated with lenses and poses held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from splatcli.errors import SceneError, UsageError
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.sfm.features import Stored
+from splatcli.sfm.images import SfmInput
+from splatcli.sfm.options import MIN_IMAGES
+
+if TYPE_CHECKING:
+    from splatcli.scene.scene import Scene
+
+
+def known_cameras(scene: Scene, footage: SfmInput) -> dict[str, dict[str, Any]]:
+    """Return lens and pose of each image of ``footage`` that is a view of ``scene``, by its name, for a JSON request.
+
+    scene: at full size. Raises SceneError where too few images are views, UsageError for a video.
+    """
+    if footage.is_video:
+        raise UsageError("the frames of a video have no known cameras", where="--cameras", remedy="name their images")
+    views = {
+        source.path.resolve(): (source, camera)
+        for source, camera in zip(scene.images.sources, scene.cameras, strict=True)
+    }
+    found = {}
+    for name in footage.names:
+        if (footage.path / name).resolve() not in views:
+            continue
+        source, camera = views[(footage.path / name).resolve()]
+        lens = source.lens
+        if lens is None:
+            lens = pycolmap.Camera(
+                model="PINHOLE",
+                width=camera.width,
+                height=camera.height,
+                params=[camera.fx, camera.fy, camera.cx, camera.cy],
+            )
+        viewmat = camera.viewmat.copy()
+        viewmat[:3, 3] -= viewmat[:3, :3] @ np.asarray(scene.offset)
+        found[name] = {
+            "model": lens.model_name,
+            "width": int(lens.width),
+            "height": int(lens.height),
+            "params": [float(value) for value in lens.params],
+            "viewmat": viewmat[:3].tolist(),
+        }
+    if len(found) < MIN_IMAGES:
+        raise SceneError(
+            f"only {len(found)} of the {len(footage.names)} images are views of {scene.root}",
+            where="--cameras",
+            remedy="name the folder of the same images, with their cameras",
+        )
+    return found
+
+
+def _lens(known: Mapping[str, Any]) -> pycolmap.Camera:
+    camera = pycolmap.Camera(model=known["model"], width=known["width"], height=known["height"], params=known["params"])
+    camera.has_prior_focal_length = True
+    return camera
+
+
+def hold_lenses(database: Path, stored: list[Stored], cameras: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the known lenses over the guesses in the database, where each image has a camera of its own.
+
+    Raises SceneError for an image of another size than its camera.
+    """
+    with pycolmap.Database.open(database) as store, pycolmap.DatabaseTransaction(store):
+        for item in stored:
+            known = cameras[item.image.name]
+            if (item.image.width, item.image.height) != (known["width"], known["height"]):
+                raise SceneError(
+                    f"{item.image.name} has {item.image.width}x{item.image.height} pixels, its camera "
+                    f"{known['width']}x{known['height']}",
+                    where="--cameras",
+                    remedy="images that EXIF turns, or that are reduced, need cameras of the same shape",
+                )
+            camera = _lens(known)
+            camera.camera_id = store.read_image(item.number).camera_id
+            store.update_camera(camera)
+
+
+def triangulate(
+    database: Path,
+    folder: Path,
+    stored: list[Stored],
+    keys: list[str],
+    cameras: Mapping[str, Mapping[str, Any]],
+    *,
+    seed: int,
+    threads: int,
+    progress: Callable[[int, int], None],
+) -> pycolmap.Reconstruction:
+    """Return the model of all images with the known lenses and poses, and the points that their matches give.
+
+    keys: names of the images in the database. folder: where pycolmap may write.
+    """
+    model = pycolmap.Reconstruction()
+    with pycolmap.Database.open(database) as store:
+        for item, key in zip(stored, keys, strict=True):
+            camera = store.read_camera(store.read_image(item.number).camera_id)
+            model.add_camera_with_trivial_rig(camera)
+            pose = pycolmap.Rigid3d(np.array(cameras[item.image.name]["viewmat"]))
+            image = pycolmap.Image(name=key, camera_id=camera.camera_id, image_id=item.number)
+            model.add_image_with_trivial_frame(image, pose)
+    options = pycolmap.IncrementalPipelineOptions()
+    options.random_seed = seed
+    options.num_threads = threads
+    options.extract_colors = False
+    progress(0, 1)
+    folder.mkdir()
+    found = pycolmap.triangulate_points(model, database, folder, folder, clear_points=True, options=options)
+    progress(1, 1)
+    return found

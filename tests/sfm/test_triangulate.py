@@ -1,0 +1,136 @@
+"""``splat sfm --cameras``: the cameras of a scene are held, and points come to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from splatcli.cli.commands import run
+from splatcli.config import DataConfig
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.read import read_scene
+from splatcli.scene.scene import Scene
+from tests.sfm import corner
+from tests.sfm.conftest import NUM_IMAGES, TURNED, name_of
+
+#: Far from the origin, as positions on the Earth are.
+SHIFT = np.array([410_000.0, -35.0, 20.0])
+LENS = pycolmap.Camera(
+    model="OPENCV",
+    width=corner.WIDTH,
+    height=corner.HEIGHT,
+    params=[corner.FOCAL, corner.FOCAL + 4, corner.WIDTH / 2 + 3, corner.HEIGHT / 2 - 2, -0.06, 0.01, 1e-3, -1e-3],
+)
+
+
+@pytest.fixture(scope="module")
+def posed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A nerfstudio scene without points, whose lens is distorted and one of whose images EXIF turns."""
+    root = tmp_path_factory.mktemp("scan")
+    (root / "images").mkdir()
+    frames = []
+    for index in range(NUM_IMAGES):
+        image, exif = Image.fromarray(corner.image(index, LENS)), Image.Exif()
+        if index == TURNED:
+            image = image.transpose(Image.Transpose.ROTATE_90)
+            exif[0x0112] = 6
+        image.save(root / "images" / name_of(index), quality=95, exif=exif)
+        c2w = np.linalg.inv(corner.pose(index)) @ np.diag([1.0, -1.0, -1.0, 1.0])
+        c2w[:3, 3] += SHIFT
+        frames.append({"file_path": f"images/{name_of(index)}", "transform_matrix": c2w.tolist()})
+    names = ("fl_x", "fl_y", "cx", "cy", "k1", "k2", "p1", "p2")
+    lens = dict(zip(names, map(float, LENS.params), strict=True))
+    facts = {"camera_model": "OPENCV", "w": corner.WIDTH, "h": corner.HEIGHT, **lens, "frames": frames}
+    (root / "transforms.json").write_text(json.dumps(facts))
+    return root
+
+
+@pytest.fixture(scope="module")
+def made(posed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scene with points."""
+    out = tmp_path_factory.mktemp("made") / "scene"
+    assert run(["sfm", str(posed), "--cameras", str(posed), "-o", str(out), "--quiet"]) == 0
+    return out
+
+
+def in_the_world(scene: Scene) -> dict[str, tuple[np.ndarray, np.ndarray, list[float]]]:
+    """Rotation, position and intrinsics of each camera."""
+    return {
+        camera.name: (
+            camera.viewmat[:3, :3],
+            camera.center + np.asarray(scene.offset),
+            [camera.fx, camera.fy, camera.cx, camera.cy, camera.width, camera.height],
+        )
+        for camera in scene.cameras
+    }
+
+
+def test_cameras_stay_and_points_lie_on_the_walls(posed: Path, made: Path) -> None:
+    before, after = read_scene(posed, DataConfig()), read_scene(made, DataConfig())
+    assert (before.points, after.kind) == (None, "colmap")
+    cameras, kept = in_the_world(before), in_the_world(after)
+    assert kept.keys() == cameras.keys()
+    for name, (rotation, center, intrinsics) in cameras.items():
+        np.testing.assert_allclose(kept[name][0], rotation, atol=1e-9)
+        np.testing.assert_allclose(kept[name][1], center, atol=1e-6)
+        np.testing.assert_allclose(kept[name][2], intrinsics, rtol=1e-9)
+    assert after.points is not None
+    xyz = after.points.xyz + np.asarray(after.offset) - SHIFT
+    distance = np.abs(xyz).min(axis=1)  # of the nearest wall
+    assert len(xyz) > 200
+    assert np.median(distance) < 0.01
+    facts = json.loads((made / "sfm.json").read_text())
+    assert facts["registered"] == NUM_IMAGES
+    assert facts["reprojection_error_px"] < 0.5
+    assert "triangulation" in facts["seconds"]
+
+
+def test_a_second_call_uses_the_first_and_other_cameras_do_not(
+    posed: Path, made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["sfm", str(posed), "--cameras", str(posed), "-o", str(made)]) == 0
+    assert "cameras found before are used" in capfd.readouterr().err
+    moved = json.loads((posed / "transforms.json").read_text())
+    moved["fl_x"] += 1
+    (tmp_path / "images").symlink_to(posed / "images")
+    (tmp_path / "transforms.json").write_text(json.dumps(moved))
+    assert run(["sfm", str(posed), "--cameras", str(tmp_path), "-o", str(made)]) == 8
+    assert "the cameras of other images, or made with other options" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--gcp", "gcp.txt"], 2, "known cameras are held as they are\n  where: --gcp"),
+        (["--mapper", "global"], 2, "known cameras are held as they are"),
+        (["--cameras", "elsewhere"], 3, "only 0 of the 7 images are views of"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    posed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    words: list[str],
+    code: int,
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gcp.txt").write_text("EPSG:4326\n1 2 3 4 5 view\n")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/images").mkdir()
+    for name in (name_of(index) for index in range(NUM_IMAGES)):
+        (tmp_path / "elsewhere/images" / name).write_bytes((posed / "images" / name).read_bytes())
+    (tmp_path / "elsewhere/transforms.json").write_text((posed / "transforms.json").read_text())
+    assert run(["sfm", str(posed), "--cameras", str(posed), *words]) == code
+    assert says in capfd.readouterr().err
+
+
+def test_training_without_points_says_how_to_get_some(posed: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", str(posed), "--dry-run", "--device", "cpu"]) == 0
+    said = capfd.readouterr().err
+    assert f"splat sfm {posed} --cameras {posed} triangulates better ones" in said
