@@ -183,7 +183,10 @@ def sfm(args: SfmArguments) -> int:
             from splatcli.sfm.triangulate import known_cameras
 
             scene = read_scene(args.cameras, DataConfig(resolution=1))
-            given["cameras"] = known_cameras(scene, find_input(args.images, args.masks))
+            footage = find_input(args.images, args.masks)
+            given["cameras"] = known_cameras(scene, footage)
+            if left_out := len(footage.names) - len(given["cameras"]):
+                out.note(f"note: {left_out} images are not views of {args.cameras} and are left out")
         if args.gcp is not None:
             given["control_points"] = read_control_points(args.gcp).as_dict()
         chosen = SfmOptions(**{name: value for name, value in given.items() if value is not None})

@@ -96,10 +96,13 @@ def test_a_second_call_uses_the_first_and_other_cameras_do_not(
     assert "cameras found before are used" in capfd.readouterr().err
     moved = json.loads((posed / "transforms.json").read_text())
     moved["fl_x"] += 1
+    moved["frames"].pop()
     (tmp_path / "images").symlink_to(posed / "images")
     (tmp_path / "transforms.json").write_text(json.dumps(moved))
     assert run(["sfm", str(posed), "--cameras", str(tmp_path), "-o", str(made)]) == 8
-    assert "the cameras of other images, or made with other options" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert f"1 images are not views of {tmp_path}" in said
+    assert "the cameras of other images, or made with other options" in said
 
 
 @pytest.mark.parametrize(
