@@ -240,6 +240,12 @@ class DataConfig(Section):
         description="Maximum number of points to read, spread evenly over the file; a Gaussian in training takes about "
         "1 kB.",
     )
+    max_point_error: float = Field(
+        3.0,
+        ge=0,
+        description="Leave out points that two images see with more than so many times the median reprojection error; "
+        "0: none.",
+    )
     near_share: float = Field(
         0.2,
         ge=0,
@@ -920,7 +926,7 @@ def resolve(
 #: Settings that runs of earlier versions lack, with the values that they had in effect.
 _LATER: dict[str, dict[str, Any]] = {
     "train": {"alpha_lambda": 0.0},
-    "data": {"near_share": 0.0},
+    "data": {"near_share": 0.0, "max_point_error": 0.0},
     "optim": {"means_size_power": 0.0},
 }
 

@@ -449,7 +449,7 @@ def _points_binary(path: Path, limit: int, with_tracks: bool) -> RawPoints | Non
         heads = _gather(file.data, starts, _POINT_HEAD.itemsize)
         images = _tracks(file, starts, lengths)[:, 0] if with_tracks else np.zeros(0, np.int64)
     table = heads.view(_POINT_HEAD)[:, 0]
-    return _in_order(table["id"], table["xyz"], table["rgb"], path, total, images, lengths)
+    return _in_order(table["id"], table["xyz"], table["rgb"], table["error"], path, total, images, lengths)
 
 
 def _tracks(file: _Records, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -606,25 +606,25 @@ def _points_text(path: Path, limit: int, with_tracks: bool) -> RawPoints | None:
     if total == 0:
         return None
     images: list[NDArray[np.int64]] = []
+    lengths: list[int] = []
 
     def columns() -> Iterator[str]:
-        # POINT3D_ID X Y Z R G B; a track can be much longer than the rest of a line.
-        for _, line in kept:
+        for _, line in kept:  # POINT3D_ID X Y Z R G B ERROR, and the track
+            fields = line.split()
+            lengths.append((len(fields) - 8) // 2)
             if with_tracks:
-                images.append(np.array(line.split()[8::2], dtype=np.int64))
-            yield " ".join(line.split(maxsplit=7)[:7])
+                images.append(np.array(fields[8::2], dtype=np.int64))
+            yield " ".join((fields if len(fields) != 7 else [*fields, "-1"])[:8])  # some programs leave out the error
 
     try:
         table = np.loadtxt(columns(), dtype=np.float64, ndmin=2)
-        if table.shape[1] != 7:
+        if table.shape[1] != 8:
             raise ValueError(f"{table.shape[1]} columns")
     except (ValueError, OverflowError) as error:
         raise _point_fault(path) or SceneError(f"cannot be read: {error}", where=path, remedy=_REMEDY) from None
-    rgb = np.clip(np.nan_to_num(table[:, 4:]), 0, 255)
+    rgb = np.clip(np.nan_to_num(table[:, 4:7]), 0, 255)
     numbers = np.concatenate(images) if images else np.zeros(0, np.int64)
-    return _in_order(
-        table[:, 0], table[:, 1:4], rgb, path, total, numbers, np.array([len(mine) for mine in images], np.int64)
-    )
+    return _in_order(table[:, 0], table[:, 1:4], rgb, table[:, 7], path, total, numbers, np.array(lengths, np.int64))
 
 
 def _point_fault(path: Path) -> SceneError | None:
@@ -663,6 +663,7 @@ def _in_order(
     ids: NDArray[Any],
     xyz: NDArray[np.float64],
     rgb: NDArray[Any],
+    errors: NDArray[np.float64],
     path: Path,
     total: int,
     images: NDArray[np.int64],
@@ -670,7 +671,8 @@ def _in_order(
 ) -> RawPoints | None:
     """Return the points in the order of their ids; None for none.
 
-    images: those of all tracks, one track after another, as many each as ``lengths`` says; empty without tracks.
+    errors: [P] mean reprojection errors; not positive where they are not known. lengths: [P] of the tracks.
+    images: those of all tracks, one track after another; empty without tracks.
     """
     if not total:
         return None
@@ -679,7 +681,10 @@ def _in_order(
     if len(images):
         rows = np.repeat(np.arange(len(order)), lengths)
         tracks = Tracks(images, rows).moved(np.argsort(order, kind="stable"))
-    return RawPoints(xyz[order], rgb[order].astype(np.uint8), path, total, tracks)
+    known = errors > 0
+    usual = float(np.median(errors[known])) if known.any() else math.inf
+    doubt = np.where(known & (lengths == 2), errors / usual, 0.0)
+    return RawPoints(xyz[order], rgb[order].astype(np.uint8), path, total, tracks, doubt[order])
 
 
 # --- Observations ----------------------------------------------------------------------------------------------------

@@ -70,6 +70,8 @@ class RawPoints:
     file: where they come from, for messages.
     total: how many the file has; more than P when only a part was wanted.
     tracks: where they were asked for and are there.
+    doubt: [P] of points that two images see, how many times the median their reprojection error is; 0 for others. None
+        where that is not known.
     """
 
     xyz: NDArray[np.float64]
@@ -77,6 +79,7 @@ class RawPoints:
     file: Path
     total: int
     tracks: Tracks | None = None
+    doubt: NDArray[np.float64] | None = None
 
 
 def stride(total: int, limit: int) -> int:
@@ -84,11 +87,14 @@ def stride(total: int, limit: int) -> int:
     return max(1, math.ceil(total / limit))
 
 
-def clean_points(raw: RawPoints, offset: NDArray[np.float64], *, drop_bad: bool, notes: list[str]) -> PointCloud | None:
+def clean_points(
+    raw: RawPoints, offset: NDArray[np.float64], *, drop_bad: bool, max_doubt: float, notes: list[str]
+) -> PointCloud | None:
     """Return the points as training takes them; None when none is left.
 
     offset: [3] the position in the input's frame that becomes the origin; subtracted in float64.
     drop_bad: leave out points that are NaN, infinite or beyond float32, which otherwise raise SceneError.
+    max_doubt: leave out points whose ``doubt`` is larger; 0 leaves out none.
     """
     if len(raw.xyz) < raw.total:
         notes.append(f"{len(raw.xyz):,} of {raw.total:,} points are taken, spread over the file (data.max_points)")
@@ -106,6 +112,13 @@ def clean_points(raw: RawPoints, offset: NDArray[np.float64], *, drop_bad: bool,
                 remedy="repair the reconstruction; splat train --drop-bad-points goes on without them",
             )
         notes.append(f"{len(bad):,} of {len(xyz):,} points were not finite and are left out")
+    if max_doubt > 0 and raw.doubt is not None and (doubtful := good & (raw.doubt > max_doubt)).any():
+        notes.append(
+            f"{np.count_nonzero(doubtful):,} points are left out that two images see with over {max_doubt:g} times the "
+            "median reprojection error"
+        )
+        good = good & ~doubtful
+    if not good.all():
         single, rgb = single[good], rgb[good]
         tracks = None if tracks is None else tracks.moved(np.where(good, np.cumsum(good) - 1, -1))
     return PointCloud(single, np.ascontiguousarray(rgb, dtype=np.uint8), tracks) if len(single) else None

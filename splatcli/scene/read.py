@@ -282,7 +282,13 @@ def build_scene(
     points: PointCloud | None = None
     if source.points is not None:
         with problems.collect():
-            points = clean_points(source.points, offset, drop_bad=data.drop_bad_points, notes=notes)
+            points = clean_points(
+                source.points,
+                offset,
+                drop_bad=data.drop_bad_points,
+                max_doubt=data.max_point_error,
+                notes=notes,
+            )
     masks = find_masks(
         source, views, found, data, int(data.resolution or 1) if found.originals else None, notes, problems
     )

@@ -234,3 +234,37 @@ def test_a_file_is_the_image_of_one_view(tmp_path: Path) -> None:
     made.write_images(tmp_path / "images", ["a.png", "b.png"])
     with pytest.raises(SceneError, match=r"1 of 3 images .*a\.jpg"):
         read_scene(tmp_path, DataConfig())
+
+
+@pytest.mark.parametrize("tracks", [False, True])
+@pytest.mark.parametrize("text", [False, True])
+def test_points_that_two_images_see_with_large_errors_are_left_out(tmp_path: Path, text: bool, tracks: bool) -> None:
+    made.colmap_scene(tmp_path)
+    shutil.rmtree(tmp_path / "sparse")
+    model = made.reconstruction(points=0)
+    for image in model.images.values():
+        image.points2D = pycolmap.Point2DList([pycolmap.Point2D([1.0, 1.0]) for _ in range(6)])
+    for row, (error, count) in enumerate([(0.4, 2), (0.5, 3), (0.5, 2), (9.0, 3), (1.5, 2), (1.6, 2)]):
+        track = pycolmap.Track([pycolmap.TrackElement(number + 1, row) for number in range(count)])
+        number = model.add_point3D(np.full(3, row + 1.0), track, np.zeros(3, np.uint8))
+        model.points3D[number].error = error
+    made.write_model(tmp_path / "sparse/0", model, text)
+
+    def read(**settings: object) -> tuple[list[float], list[str]]:
+        data = DataConfig(depths="auto" if tracks else None, **settings)
+        scene = read_scene(tmp_path, data)
+        assert scene.points is not None
+        if tracks:
+            assert scene.seen is not None
+            seen = [scene.points.xyz[rows, 0].tolist() for rows in scene.seen]
+            assert seen[0] == scene.points.xyz[:, 0].tolist()
+            assert 2.0 in seen[2]
+            assert 1.0 not in seen[2]
+        return scene.points.xyz[:, 0].tolist(), [note for note in scene.notes if "left out" in note]
+
+    assert read(max_point_error=1.55)[0] == [1.0, 2.0, 3.0, 4.0, 5.0]  # the median is 1
+    assert read(max_point_error=1.45) == (
+        [1.0, 2.0, 3.0, 4.0],
+        ["2 points are left out that two images see with over 1.45 times the median reprojection error"],
+    )
+    assert read() == read(max_point_error=0) == ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [])

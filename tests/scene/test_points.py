@@ -15,7 +15,7 @@ from splatcli.scene.points import PointCloud, clean_points
 
 def read_points_ply(path: Path, limit: int = 1000) -> PointCloud:
     raw = points_module.read_points_ply(path, limit)
-    cloud = clean_points(raw, np.zeros(3), drop_bad=False, notes=[])
+    cloud = clean_points(raw, np.zeros(3), drop_bad=False, max_doubt=0.0, notes=[])
     assert cloud is not None
     return cloud
 
