@@ -18,13 +18,14 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
+from splatcli import disk
 from splatcli.errors import ALLOW_LARGER, DivergedError, OutputError, from_os_error, system_error
 
 #: Temporary files lie beside their target: ``<name>.tmp.<pid>.<random>``.
 TEMPORARY = re.compile(r".+\.tmp\.(?P<pid>\d+)\.[0-9a-f]{8}")
 
-#: Errors of a file system that cannot reserve space or sync a folder; they are ignored.
-_UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF}
+#: Errors of a file system that cannot sync a folder; they are ignored.
+_NO_SYNC = disk.UNSUPPORTED | {errno.EBADF}
 
 #: Errors that do not come from a full disk.
 _NOT_FULL = {errno.EACCES, errno.EFBIG, errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS}
@@ -84,11 +85,11 @@ def write_atomically(
         with ended_by_signals():
             with temporary.open("xb") as file:
                 if reserve:
-                    _reserve(file.fileno(), reserve)
+                    disk.reserve(file.fileno(), reserve)
                 write(file)
                 file.flush()
                 file.truncate(file.tell())  # frees what was reserved in excess
-                os.fsync(file.fileno())
+                disk.sync(file.fileno())
             if verify is not None:
                 verify(temporary)
             os.replace(temporary, target)
@@ -192,7 +193,7 @@ def sync(path: Path) -> None:
         sync_folder(path)
         return
     with path.open("rb") as file:
-        os.fsync(file.fileno())
+        disk.sync(file.fileno())
 
 
 def names_stdout(path: Path) -> bool:
@@ -260,9 +261,9 @@ def sync_folder(folder: Path) -> None:
     """Make renames and removals in a folder survive a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        disk.sync(descriptor)
     except OSError as error:
-        if error.errno not in _UNSUPPORTED:
+        if error.errno not in _NO_SYNC:
             raise
     finally:
         os.close(descriptor)
@@ -275,7 +276,7 @@ def probe_folder(folder: Path, remedy: str) -> None:
         with probe.open("xb") as file:
             file.write(b"\0")
             file.flush()
-            os.fsync(file.fileno())
+            disk.sync(file.fileno())
         probe.unlink()
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -288,7 +289,7 @@ def probe_room(folder: Path, size: int) -> None:
     probe = folder / f".room.tmp.{os.getpid()}.{secrets.token_hex(4)}"
     try:
         with probe.open("xb") as file:
-            _reserve(file.fileno(), size)
+            disk.reserve(file.fileno(), size)
     except OSError as error:
         raise OutputError(
             f"there is no room for a checkpoint of {size / 2**20:,.0f} MiB: {_reason(error)}",
@@ -298,20 +299,6 @@ def probe_room(folder: Path, size: int) -> None:
     finally:
         with contextlib.suppress(OSError):
             probe.unlink(missing_ok=True)
-
-
-def free_bytes(folder: Path) -> int:
-    """Return the bytes that the file system reports as free for this user; quotas do not count."""
-    info = os.statvfs(folder)
-    return info.f_bavail * info.f_frsize
-
-
-def _reserve(descriptor: int, size: int) -> None:
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
 
 
 def _reason(error: Exception) -> str:

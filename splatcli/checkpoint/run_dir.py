@@ -18,9 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from splatcli import disk
 from splatcli.checkpoint.atomic import (
     TEMPORARY,
-    free_bytes,
     other_process_lives,
     probe_folder,
     probe_room,
@@ -85,7 +85,7 @@ def take_lock(run: Path) -> int:
         who = f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "another process"
         raise LockedError(f"{who} is working on this run", where=run, remedy="wait for it, or stop it first") from None
     except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+        if error.errno not in disk.NO_LOCKS:
             os.close(descriptor)
             raise
         _log.warning("%s: this file system has no locks; take care to run one process only", run)
@@ -350,7 +350,7 @@ class RunDir:
     def room_for(self, checkpoint: Checkpoint, count: int) -> int:
         """Return how many more files like ``checkpoint``, with ``count`` Gaussians, fit on the disk."""
         with os_errors(OutputError, self.path):
-            free = free_bytes(self.path)
+            free = disk.free_bytes(self.path)
         return free // checkpoint_bytes(checkpoint, count)
 
     def checkpoints(self) -> list[Path]:

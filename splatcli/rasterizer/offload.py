@@ -7,7 +7,6 @@ slower memory. Native code gets their addresses; there is no second code path.
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import mmap
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from splatcli import disk
 from splatcli.errors import ResourceError
 from splatcli.rasterizer.memory_budget import SHARE, free_memory
 from splatcli.sizes import gib
@@ -25,11 +25,8 @@ from splatcli.sizes import gib
 #: Rows that are processed at once, so that temporaries stay small.
 ROWS = 1 << 16
 
-#: Zeros that are written at once where a file system cannot reserve space.
+#: Zeros that are written at once where space cannot be reserved.
 _BLOCK = 1 << 22
-
-#: Error numbers of a file system that cannot reserve space.
-_UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
 
 #: File systems that live in memory.
 _IN_MEMORY = {"tmpfs", "ramfs"}
@@ -142,8 +139,7 @@ class MemoryMapped(_Elsewhere):
         return self.empty(len(like), like)  # a new file holds zeros
 
     def free(self) -> int:
-        found = os.statvfs(self.folder)
-        return found.f_bavail * found.f_frsize
+        return disk.free_bytes(self.folder)
 
     def place(self) -> str:
         return f"in a file in {self.folder}"
@@ -210,10 +206,6 @@ def file_system(folder: Path) -> str | None:
 
 def _reserve(descriptor: int, nbytes: int) -> None:
     """Extend a new file to ``nbytes``, with every byte of it reserved on the disk."""
-    try:
-        os.posix_fallocate(descriptor, 0, nbytes)
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
+    if not disk.reserve(descriptor, nbytes):
         for start in range(0, nbytes, _BLOCK):
             os.pwrite(descriptor, bytes(min(_BLOCK, nbytes - start)), start)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import errno
 import fcntl
 import glob
 import json
@@ -34,7 +33,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from splatcli import errors, machine
-from splatcli.checkpoint.atomic import ended_by_signals, free_bytes, other_process_lives, sync
+from splatcli.checkpoint.atomic import ended_by_signals, other_process_lives, sync
+from splatcli.disk import NO_LOCKS, free_bytes
 from splatcli.errors import OutputError, ResourceError, SceneError, SplatError, UsageError
 from splatcli.scene import heif
 from splatcli.scene.control_points import MIN_IMAGES, MIN_POINTS, ControlPoints
@@ -324,10 +324,6 @@ def _left_over(folder: Path, key: dict[str, Any], stack: contextlib.ExitStack) -
     return found
 
 
-#: Errors of a file system without locks.
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-
-
 def _lock(made: Path, stack: contextlib.ExitStack, owner: int | None = None) -> bool:
     """Lock a folder to work in until ``stack`` is closed; return whether no other call works in it.
 
@@ -347,7 +343,7 @@ def _lock(made: Path, stack: contextlib.ExitStack, owner: int | None = None) -> 
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise
         if owner is not None and (file.read() != platform.node() or other_process_lives(owner)):
             return False

@@ -7,8 +7,6 @@ Gaussian's 720. Whole rows move only to the process that holds them afterwards; 
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +16,9 @@ import torch
 from torch import Tensor
 
 from splatcli.checkpoint.state import Checkpoint
+from splatcli.errors import ResourceError
 from splatcli.gaussians import Gaussians
-from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage
+from splatcli.rasterizer.offload import DEVICE_STORAGE, MemoryMapped, TensorStorage
 from splatcli.rasterizer.step_inputs import DensifyStats, Shard
 from splatcli.train.data_parallel import digest_of
 from splatcli.train.densify.base import Refinement, apply_refinement, as_column, refined_rows
@@ -195,14 +194,8 @@ def gather_state(state: TrainState, group: ProcessGroup, folder: Path) -> TrainS
 
 
 def _on_disk(column: Tensor, folder: Path) -> Tensor:
-    """Return ``column`` in the pages of an unnamed file."""
-    if column.numel() == 0:
-        return column.cpu()
+    """Return ``column`` in the pages of an unnamed file, in memory where the disk has no room."""
     try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, column.nbytes)  # a page without room on the disk would end the process
-            path = f"/proc/self/fd/{file.fileno()}"
-            mapped = torch.from_file(path, shared=True, size=column.numel(), dtype=column.dtype)
-    except (OSError, RuntimeError):
+        return MemoryMapped(folder).copy(column, "cpu")
+    except ResourceError:
         return column.cpu()
-    return mapped.view(column.shape).copy_(column)
