@@ -10,14 +10,15 @@ import contextlib
 import math
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 _PROC = Path("/proc")
 #: Where control groups are mounted: version 2, version 2 beside version 1, version 1 with a folder for each controller.
 _GROUPS = Path("/sys/fs/cgroup")
-#: Bytes of main memory, all and free, where the system does not say.
-_UNKNOWN_TOTAL, _UNKNOWN_FREE = 8 << 30, 4 << 30
+#: Bytes of main memory where the system does not say.
+_UNKNOWN_TOTAL = 8 << 30
 
 #: Of a group's memory in versions 2 and 1: the limit, what is used, and in memory.stat what the system drops first.
 _MEMORY_FILES = (
@@ -34,15 +35,48 @@ def cores() -> int:
 
 def total_memory() -> int:
     """Return the bytes of main memory, or of the least limit of this process where that is less."""
-    total = _meminfo("MemTotal")
-    return min([_UNKNOWN_TOTAL if total is None else total, *(limit for limit, _ in _memory_limits())])
+    return min([_installed_memory(), *(limit for limit, _ in _memory_limits())])
 
 
 def free_memory() -> int:
     """Return the bytes of main memory that this process can allocate now."""
     free = _meminfo("MemAvailable")
-    left = (limit - used for limit, used in _memory_limits())
-    return max(0, min([_UNKNOWN_FREE if free is None else free, *left]))
+    if free is None and sys.platform == "darwin":
+        from splatcli import darwin
+
+        free = darwin.free_memory()
+    if free is None:
+        free = _installed_memory() // 2  # a guess
+    return max(0, min([free, *(limit - used for limit, used in _memory_limits())]))
+
+
+def held_memory(*, without_files: bool = False) -> int:
+    """Return the bytes of main memory that this process holds.
+
+    without_files: without pages of files, which the system evicts when it needs the memory.
+    """
+    try:
+        _, resident, of_files = (int(word) for word in (_PROC / "self/statm").read_text().split()[:3])
+        return (resident - of_files if without_files else resident) * resource.getpagesize()
+    except (OSError, ValueError):
+        pass
+    if sys.platform == "darwin":
+        from splatcli import darwin
+
+        held = darwin.held_memory()
+        # Else the most that it has held so far, here in bytes.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if held is None else held
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _installed_memory() -> int:
+    total = _meminfo("MemTotal")
+    if total is not None:
+        return total
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
+    except (OSError, ValueError):  # a name that the system does not know
+        return _UNKNOWN_TOTAL
 
 
 def _meminfo(key: str) -> int | None:

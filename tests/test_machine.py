@@ -8,10 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from splatcli import machine
+from splatcli import darwin, machine
 
 GIB = 1 << 30
 
@@ -95,7 +96,48 @@ def test_a_system_that_says_nothing(system: Path, monkeypatch: pytest.MonkeyPatc
     (system / "proc/meminfo").unlink()
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: None)
+    pages = 6 * GIB // machine.resource.getpagesize()
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": pages}.__getitem__)
+    assert found() == (1, 6, 3)
+    assert machine.held_memory() == 1024 * machine.resource.getrusage(machine.resource.RUSAGE_SELF).ru_maxrss
+
+    def unknown(name: str) -> int:
+        raise ValueError("unrecognized configuration name")
+
+    monkeypatch.setattr(os, "sysconf", unknown)
     assert found() == (1, 8, 4)
+
+
+class MacLibrary:
+    """The C library of a Mac with 7 GiB to spare, and 5 GiB in this process."""
+
+    failed = 0
+
+    def host_statistics64(self, host: int, kind: int, found: Any, count: Any) -> int:
+        assert (host, kind, count._obj.value) == (77, darwin.HOST_VM_INFO64, 24)
+        page = machine.resource.getpagesize()
+        found._obj.free_count, found._obj.inactive_count = 3 * GIB // page, 4 * GIB // page
+        found._obj.active_count = found._obj.speculative_count = 11
+        return self.failed
+
+    def proc_pid_rusage(self, number: int, kind: int, found: Any) -> int:
+        assert (number, kind) == (os.getpid(), darwin.RUSAGE_INFO_V0)
+        found._obj.ri_phys_footprint, found._obj.ri_resident_size = 5 * GIB, 11
+        return self.failed
+
+
+def test_a_mac_says_it_through_its_c_library(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (system / "proc/meminfo").unlink()
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 16 * GIB // machine.resource.getpagesize()}.__getitem__)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    library = MacLibrary()
+    monkeypatch.setattr(darwin, "_library", lambda: (library, 77))
+    assert found() == (64, 16, 7)
+    assert machine.held_memory() == 5 * GIB
+    library.failed = 1
+    assert found() == (64, 16, 8)
+    peak = machine.resource.getrusage(machine.resource.RUSAGE_SELF).ru_maxrss
+    assert machine.held_memory() == peak, "in bytes there"
 
 
 @pytest.fixture

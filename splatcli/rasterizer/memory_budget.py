@@ -5,10 +5,8 @@ A view whose tile intersections do not fit at once is made in bands of tile rows
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -123,11 +121,7 @@ def held_memory(device: torch.device, *, offloads: bool = False) -> int:
     """
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
-    try:
-        _, resident, of_files = (int(word) for word in Path("/proc/self/statm").read_text().split()[:3])
-        return (resident - of_files if offloads else resident) * resource.getpagesize()
-    except (OSError, ValueError, IndexError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return machine.held_memory(without_files=offloads)
 
 
 #: Most tile intersections of a band: the native side numbers them in 32 bits.
