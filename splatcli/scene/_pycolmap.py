@@ -7,14 +7,27 @@ aborts ("free(): invalid pointer"). Loading Python's zlib first binds libz to it
 It also takes SIGTERM for itself, to print where the program was. Who asks a program to end does not ask that, and a
 handler of ours would never be called; so the handler that was there is put back.
 
+On macOS both pycolmap's and torch's wheels bring the OpenMP library, and the loader binds the templates in both to the
+copy that was loaded first. Threads of the other copy run into state that nobody has set up, and the process crashes.
+So torch comes first, except where pycolmap's threads are wanted and torch is not: in processes that have ALONE in their
+environment.
+
 Its log goes to stderr only: by default each process also leaves files of it in the temporary folder, for ever.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 import zlib  # noqa: F401  (before pycolmap, see above)
+
+#: A variable of the environment of processes that use no torch.
+ALONE = "SPLATCLI_PYCOLMAP_ALONE"
+
+if sys.platform == "darwin" and not os.environ.get(ALONE):
+    import torch  # noqa: F401  (before pycolmap, see above)
 
 _before = signal.getsignal(signal.SIGTERM)
 
@@ -25,4 +38,4 @@ if _before is not None and threading.current_thread() is threading.main_thread()
 
 pycolmap.logging.logtostderr = True
 
-__all__ = ["pycolmap"]
+__all__ = ["ALONE", "pycolmap"]

@@ -8,6 +8,9 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -222,8 +225,8 @@ def _features(images: list[SfmImage], options: SfmOptions, threads: int, gpu: bo
         yield map(work, images)
         return
     # pycolmap holds Python's lock while it looks for features, so that threads would take turns. A multiprocessing.Pool
-    # would wait forever for a process that was killed.
-    context = multiprocessing.get_context("fork")
+    # would wait forever for a process that was killed. Only on Linux may a forked process use whatever its parent did.
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=die_with_parent)
     try:
         yield _until_killed(pool.map(work, images))
@@ -244,7 +247,17 @@ def _until_killed(found: Iterator[Features]) -> Iterator[Features]:
 def die_with_parent() -> None:
     """Let this process end when the one that made it does, however that ends; leave Ctrl-C to that one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    else:
+        threading.Thread(target=_end_without, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_without(parent: int) -> None:
+    """End this process once ``parent`` is not the one that made it any more, as where the system tells nobody."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _add_camera(store: pycolmap.Database, model: str, key: LensKey) -> int:

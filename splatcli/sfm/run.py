@@ -37,6 +37,7 @@ from splatcli.checkpoint.atomic import ended_by_signals, other_process_lives, sy
 from splatcli.disk import NO_LOCKS, free_bytes
 from splatcli.errors import OutputError, ResourceError, SceneError, SplatError, UsageError
 from splatcli.scene import heif
+from splatcli.scene._pycolmap import ALONE
 from splatcli.scene.control_points import MIN_IMAGES, MIN_POINTS, ControlPoints
 from splatcli.scene.find_images import listed, unread_note
 from splatcli.scene.inspect import few_notes
@@ -431,7 +432,7 @@ def run_worker(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors_to,
-            env={**os.environ, "PYTHONPATH": paths},
+            env={**os.environ, "PYTHONPATH": paths, ALONE: "1"},
             text=True,
             encoding="utf-8",
         )
