@@ -130,7 +130,7 @@ _INSTALLERS = {
     "pacman": "sudo pacman -S gcc",
     "zypper": "sudo zypper install gcc-c++",
     "apk": "sudo apk add g++",
-    "brew": "brew install gcc",
+    "xcode-select": "xcode-select --install",  # macOS
 }
 
 

@@ -138,7 +138,7 @@ def test_a_library_in_the_package_needs_no_compiler(ready_made: Path) -> None:
 
 
 @NEEDS_X86
-@pytest.mark.parametrize("change", ["sources", "machine", "json"])
+@pytest.mark.parametrize("change", ["sources", "machine", "system", "json"])
 def test_a_library_of_something_else_is_not_taken(
     ready_made: Path, tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +157,8 @@ def test_a_library_of_something_else_is_not_taken(
     if change == "sources":
         with (package / "_native_src" / "src" / "cpu" / "bin.cpp").open("a") as file:
             file.write("\n")
+    elif change == "system":
+        monkeypatch.setattr(sys, "platform", "darwin")
     else:
         facts.write_text(facts.read_text().replace("x86_64", "riscv") if change == "machine" else "{")
     with pytest.raises(build.NoCompilerError, match="no C\\+\\+ compiler was found"):

@@ -12,6 +12,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
@@ -47,7 +48,7 @@ def launch(command: Sequence[str], ranks: int, *, share_cores: bool) -> int:
             # A session of its own: a Ctrl-C reaches the ranks through us, and once.
             environment = _environment(rank, ranks, store.port, len(shares[rank]) if shares else None)
             processes.append(subprocess.Popen(command, env=environment, start_new_session=True))
-            if shares:
+            if shares and hasattr(os, "sched_setaffinity"):
                 with contextlib.suppress(ProcessLookupError):
                     os.sched_setaffinity(processes[rank].pid, shares[rank])
         try:
@@ -141,8 +142,9 @@ def _environment(rank: int, ranks: int, port: int, threads: int | None) -> dict[
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": 0,
     }
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
     # torch would print pages about a lost connection.
-    defaults = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    defaults = {"GLOO_SOCKET_IFNAME": loopback, "TORCH_CPP_LOG_LEVEL": "ERROR"}
     if threads is not None:
         defaults["OMP_NUM_THREADS"] = str(threads)
     return {**defaults, **os.environ, **{name: str(value) for name, value in variables.items()}}

@@ -81,11 +81,11 @@ def read_stage(usd: Any, path: str) -> tuple[dict[str, Any], dict[str, NDArray[n
 
 
 def _limit(size: int) -> None:
-    """Limit memory and time to those of a stage in ``size`` bytes."""
-    for kind, most in (
-        (resource.RLIMIT_AS, _MEMORY + _MEMORY_PER_BYTE * size),
-        (resource.RLIMIT_CPU, _SECONDS + int(_SECONDS_PER_BYTE * size)),
-    ):
+    """Limit memory (where the system can) and time to those of a stage in ``size`` bytes."""
+    limits = {resource.RLIMIT_CPU: _SECONDS + int(_SECONDS_PER_BYTE * size)}
+    if sys.platform != "darwin":  # whose kernel refuses every limit of memory
+        limits[resource.RLIMIT_AS] = _MEMORY + _MEMORY_PER_BYTE * size
+    for kind, most in limits.items():
         hard = resource.getrlimit(kind)[1]
         resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 

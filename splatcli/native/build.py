@@ -195,6 +195,8 @@ def cpu_library(isa: str) -> Path:
 
 def ready_made_cpu(isa: str) -> Path | None:
     """Return the CPU library that came with the package; None without one of these sources for this machine."""
+    if sys.platform != "linux":  # that of wheels; a checkout may be copied with what `make wheel` left in it
+        return None
     try:
         facts = json.loads((READY_MADE / "libsplat_cpu.json").read_text(encoding="utf-8"))
         fits = facts["machine"] == machine_name() and facts["sources"] == source_digest(CPU_FOLDERS)

@@ -160,6 +160,9 @@ def test_fix_names_what_people_have_to_do(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     assert doctor.fixes(facts) == ["unset CXX"], "a compiler is there, and CXX names another one"
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}" if name in ("xcode-select", "brew") else None)
+    assert doctor.fixes(facts) == ["xcode-select --install"], "Homebrew's gcc has other names"
 
 
 def test_extras_are_those_of_the_package() -> None:
