@@ -16,7 +16,7 @@ help:
 	@echo "make test    the tests"
 	@echo "make torture all reliability harnesses at full length, for hours; the figures go to benchmarks/reliability.json"
 	@echo "make test-sanitize, make test-threads   the kernels and the CPU library under gcc's sanitizers"
-	@echo "make lint    ruff and mypy"
+	@echo "make lint    ruff and mypy, for Linux and macOS"
 	@echo "make shape   lines, modules, imports and the way from the command to the kernel"
 	@echo "make gauge   instructions and traffic of the CUDA kernels, without a GPU: benchmarks/results/gauge.json"
 	@echo "make roofline MODEL=RUN          how near the stages of a training step are to one core's limits (docs/cpu.md)"
@@ -66,6 +66,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --no-warn-unreachable --cache-dir .mypy_cache/darwin splatcli
 
 shape: setup
 	$(BIN)/python scripts/shape.py

@@ -5,8 +5,10 @@ The time includes the start of the interpreter and of the libraries.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,13 +29,13 @@ _LOADED = time.monotonic()
 
 def process_age() -> float:
     """Return seconds since the process started, or since this module was loaded where the system has no start time."""
-    try:
-        # The name of the program, in parentheses, may hold anything; field 22 of the line is the start in clock ticks.
-        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
-    except (OSError, ValueError, IndexError, AttributeError):
-        return time.monotonic() - _LOADED
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The name of the program, in parentheses, may hold anything; field 22 is the start in clock ticks.
+            fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+            return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
+    return time.monotonic() - _LOADED
 
 
 #: Seconds for the last save and the end of the process.
