@@ -131,7 +131,8 @@ def halve(scene: Path, folder: Path) -> None:
     lines = []
     for number, point in reconstruction.points3D.items():
         place = " ".join(f"{value:.6g}" for value in point.xyz)
-        lines.append(f"{number} {place} {' '.join(map(str, point.color))} {point.error:.3g}")
+        track = " ".join(f"{element.image_id} {element.point2D_idx}" for element in point.track.elements)
+        lines.append(f"{number} {place} {' '.join(map(str, point.color))} {point.error!r} {track}")
     (model / "points3D.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

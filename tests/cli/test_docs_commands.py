@@ -55,6 +55,7 @@ ELSEWHERE = {
     r"^splat sfm (images|photos)/( -o scene/.*)?$|^splat train images/$": "tests/sfm/test_commands.py",
     r"^splat bench scene/ --setting": "tests/bench/test_bench.py",
     r"--gcp": "tests/sfm/test_control_points.py",
+    r"^splat sfm .* --cameras": "tests/sfm/test_triangulate.py",
     r"--model sparse/1": "tests/sfm/test_captures.py",
 }
 QUICK_BLOCKS = (*QUICK[2:], "--set", "data.block_share=1")

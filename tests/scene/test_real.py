@@ -21,10 +21,10 @@ def _scene(name: str, **data: object) -> Scene:
     return read_scene(DATA / name, DataConfig.model_validate(data))
 
 
-@pytest.mark.parametrize(("name", "count", "points"), [("fox", 50, 10908), ("miku", 97, 11846)])
+@pytest.mark.parametrize(("name", "count", "points"), [("fox", 50, 10908 - 11), ("miku", 97, 11846 - 23)])
 def test_points_project_onto_their_observations(name: str, count: int, points: int) -> None:
     scene = _scene(name, resolution=2)
-    assert (len(scene.cameras), len(scene.points or [])) == (count, points)
+    assert (len(scene.cameras), len(scene.points or [])) == (count, points)  # without the doubtful ones
     model = pycolmap.Reconstruction()
     model.read_binary(str(DATA / name / "sparse/0"))
     views = {image.name: image for image in model.images.values()}

@@ -82,7 +82,7 @@ def test_the_lens_is_found(solved: SfmResult) -> None:
 def test_the_scene_can_be_moved_away_from_the_images(solved: SfmResult, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere"
     shutil.copytree(solved.folder, moved, copy_function=os.link)
-    scene = read_scene(moved, DataConfig())
+    scene = read_scene(moved, DataConfig(max_point_error=0))
     assert len(scene.cameras) == NUM_IMAGES
     assert scene.points is not None
     assert len(scene.points.xyz) == solved.facts["points"]
