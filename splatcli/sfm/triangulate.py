@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 def known_cameras(scene: Scene, footage: SfmInput) -> dict[str, dict[str, Any]]:
     """Return lens and pose of each image of ``footage`` that is a view of ``scene``, by its name, for a JSON request.
 
+    Each has the lens as COLMAP's ``model``, ``params`` (pixels), ``width`` and ``height``, and ``viewmat`` [3, 4], world
+    to camera, OpenCV axes, in the units of the scene's files.
     scene: at full size. Raises SceneError where too few images are views, UsageError for a video.
     """
     if footage.is_video:
@@ -99,7 +101,8 @@ def triangulate(
 ) -> pycolmap.Reconstruction:
     """Return the model of all images with the known lenses and poses, and the points that their matches give.
 
-    keys: names of the images in the database. folder: where pycolmap may write.
+    keys: names of the images in the database. folder: where pycolmap may write, must not exist.
+    Positions are in the frame and units of the poses. Features, lenses and matches have to be in the database.
     """
     model = pycolmap.Reconstruction()
     with pycolmap.Database.open(database) as store:
