@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 def known_cameras(scene: Scene, footage: SfmInput) -> dict[str, dict[str, Any]]:
     """Return lens and pose of each image of ``footage`` that is a view of ``scene``, by its name, for a JSON request.
 
-    Each has the lens as COLMAP's ``model``, ``params`` (pixels), ``width`` and ``height``, and ``viewmat`` [3, 4], world
-    to camera, OpenCV axes, in the units of the scene's files.
+    Each has the lens as COLMAP's ``model``, ``params`` (pixels), ``width`` and ``height``. Its
+    ``viewmat`` is [3, 4], world to camera, OpenCV axes, in the units of the scene's files.
+
     scene: at full size. Raises SceneError where too few images are views, UsageError for a video.
     """
     if footage.is_video:
