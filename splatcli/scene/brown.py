@@ -14,6 +14,8 @@ from splatcli.scene._pycolmap import pycolmap
 
 #: Pixels by which a lens that COLMAP has no model for may be approximated.
 TOLERANCE = 0.05
+#: Pixels that a skewed pixel grid may shift the image's corners, which is not corrected.
+MAX_SKEW = 0.5
 #: Radii at which an approximation is fitted and checked.
 _RADII = 200
 #: Pixels of an image's side.

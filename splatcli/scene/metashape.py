@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.brown import Brown, colmap_camera
+from splatcli.scene.brown import MAX_SKEW, Brown, colmap_camera
 from splatcli.scene.geodesy import enu_axes, from_geocentric
 from splatcli.scene.imported import (
     ImageNames,
@@ -30,8 +30,6 @@ from splatcli.scene.source import ROTATION_TOLERANCE, FixedLens, Problems, Reade
 
 FILES = "cameras of Metashape (XML)"
 _EXPORT = "export the cameras again: File, Export, Export Cameras, Agisoft XML"
-#: Pixels that a skewed pixel grid may shift the image's corners, which is not corrected.
-_MAX_SKEW = 0.5
 #: Distances from the Earth's centre, metres, at which coordinates are geocentric.
 _EARTH = (6.3e6, 6.4e6)
 _NO_OFFSET = "slaves of a multi-camera rig whose sensors have no offset from the master in the file"
@@ -215,7 +213,7 @@ def _lens(sensor: ET.Element, label: str, file: Path, notes: list[str]) -> pycol
 
 def _check_skew(b2: float, focal: float, cy: float, height: int, label: str, file: Path, notes: list[str]) -> None:
     shift = abs(b2) * max(cy, height - cy) / focal if focal > 0 else 0.0
-    if shift > _MAX_SKEW:
+    if shift > MAX_SKEW:
         raise SceneError(
             f"{label}: its pixels are skewed (b2 = {b2:g}, {shift:.2g} pixels at the edge), which COLMAP's models lack",
             where=file,

@@ -13,6 +13,7 @@ from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.brown import Brown, colmap_camera
+from splatcli.scene.fisheye import angles_of, nearest_fisheye
 from splatcli.scene.imported import MAX_BYTES_WITH_POINTS, finite_numbers, load_json, viewmat_of
 from splatcli.scene.points import RawPoints, stride
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
@@ -22,8 +23,8 @@ FILE = "reconstruction.json"
 _PLACES = (FILE, f"opensfm/{FILE}")
 _REDO = "reconstruct again, or export a COLMAP model (opensfm export_colmap)"
 #: Lenses by their names: those with one focal length and no principal point, and those with two and one.
-_PLAIN = ("perspective", "fisheye")
-_CENTERED = ("brown", "simple_radial", "radial", "fisheye_opencv")
+_PLAIN = ("perspective", "fisheye", "dual")
+_CENTERED = ("brown", "simple_radial", "radial", "fisheye_opencv", "fisheye62", "fisheye624")
 
 
 def read_opensfm(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
@@ -90,11 +91,40 @@ def _lens(camera: dict[str, Any], label: str, file: Path) -> pycolmap.Camera:
     middle = [0.0, 0.0] if kind in _PLAIN else [number("c_x", 0.0), number("c_y", 0.0)]
     fx, fy = (length * side for length in focal)
     cx, cy = width / 2 + middle[0] * side, height / 2 + middle[1] * side
-    k1, k2, k3, k4 = (number(f"k{i}", 0.0) for i in (1, 2, 3, 4))
-    if "fisheye" in kind:
-        return colmap_camera("OPENCV_FISHEYE", width, height, [fx, fy, cx, cy, k1, k2, k3, k4], file, label)
-    tangential = (number("p1", 0.0), number("p2", 0.0))
-    return Brown(fx, fy, cx, cy, (k1, k2, k3), tangential).camera(width, height, file, label)
+    head = [fx, fy, cx, cy]
+    k = [number(f"k{i}", 0.0) for i in range(1, 7)]
+    p = [number(f"p{i}", 0.0) for i in (1, 2)]
+    if kind == "dual":
+        mix = number("transition", 0.5)
+        return nearest_fisheye(lambda rays: _dual(rays, head, k, mix), head, width, height, file, label)
+    if kind in ("fisheye62", "fisheye624"):
+        s = [number(f"s{i}", 0.0) for i in range(4)]
+        if not any((k[4], k[5], s[1], s[3])):
+            params = [*head, k[0], k[1], *p, k[2], k[3], s[0], s[2]]
+            return colmap_camera("THIN_PRISM_FISHEYE", width, height, params, file, label)
+        return nearest_fisheye(lambda rays: _fisheye624(rays, head, k, p, s), head, width, height, file, label)
+    if kind in ("fisheye", "fisheye_opencv"):
+        return colmap_camera("OPENCV_FISHEYE", width, height, [*head, *k[:4]], file, label)
+    return Brown(fx, fy, cx, cy, k[:3], (p[0], p[1])).camera(width, height, file, label)
+
+
+def _dual(rays: NDArray[np.float64], head: list[float], k: list[float], mix: float) -> NDArray[np.float64]:
+    """Return [N, 2] pixels of rays [N, 3]: a mixture of a perspective and a fisheye lens, then radial distortion."""
+    x = mix * rays[:, :2] / rays[:, 2:] + (1 - mix) * angles_of(rays)
+    r2 = (x * x).sum(axis=1, keepdims=True)
+    return np.asarray(x * (1 + k[0] * r2 + k[1] * r2**2) * head[:2] + head[2:])
+
+
+def _fisheye624(
+    rays: NDArray[np.float64], head: list[float], k: list[float], p: list[float], s: list[float]
+) -> NDArray[np.float64]:
+    """Return [N, 2] pixels of rays [N, 3]. Unlike COLMAP's model all its terms have undistorted angles."""
+    x = angles_of(rays)
+    r2 = (x * x).sum(axis=1, keepdims=True)
+    radial = 1 + (r2 ** np.arange(1, 7)) @ np.array(k)[:, None]
+    tangential = 2 * x * (x @ np.array([[p[1]], [p[0]]])) + r2 * [p[1], p[0]]
+    prism = r2 * [s[0], s[2]] + r2**2 * [s[1], s[3]]
+    return np.asarray((x * radial + tangential + prism) * head[:2] + head[2:])
 
 
 def _viewmat(shot: dict[str, Any], label: str, file: Path) -> NDArray[np.float64]:

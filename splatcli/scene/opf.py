@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
-from splatcli.scene.brown import Brown
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.brown import MAX_SKEW, Brown
 from splatcli.scene.find_images import is_file
+from splatcli.scene.fisheye import angles_of, nearest_fisheye
 from splatcli.scene.imported import ImageNames, finite_numbers, load_json, only_one, viewmat_of, with_suffix
 from splatcli.scene.points import RawPoints, stride
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
@@ -59,6 +61,7 @@ def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
     names = ImageNames([root / data.images] if data.images else folders[::-1])
     lenses: dict[int, FixedLens] = {}
     views = []
+    notes: list[str] = []
     rolling = 0
     for camera in _list(calibrated, "cameras", file):
         with problems.collect():
@@ -70,9 +73,9 @@ def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
                 raise SceneError(f"{label}: it is not in the project's list of cameras", where=file, remedy=_EXPORT)
             sensor = _id(camera, file, label, "sensor_id")
             if sensor not in lenses:
-                lenses[sensor] = _lens(sensors.get(sensor), sensor, sizes, file)
+                lenses[sensor] = _lens(sensors.get(sensor), sensor, sizes, file, notes)
             views.append(_view(camera, label, lenses[sensor], _image(uri, listed, root, label, data, names), file))
-    source = SceneSource(root, file, views, folders)
+    source = SceneSource(root, file, views, folders, notes=notes)
     if (count := len(known & images.keys()) - len(views)) > 0:
         source.notes.append(f"{count} images of the project are not calibrated")
     if rolling:
@@ -156,15 +159,19 @@ def _image(
     return path_in_scene(Path(inside).as_posix(), root, listed, label, allow_outside=data.allow_outside)
 
 
-def _lens(sensor: dict[str, Any] | None, number: int, sizes: dict[int, tuple[int, int]], file: Path) -> FixedLens:
+def _lens(
+    sensor: dict[str, Any] | None, number: int, sizes: dict[int, tuple[int, int]], file: Path, notes: list[str]
+) -> FixedLens:
     label = f"sensor {number}"
     internals = (sensor or {}).get("internals")
     if not isinstance(internals, dict) or number not in sizes:
         raise SceneError(f"{label}: its calibration or its size is not in the project", where=file, remedy=_EXPORT)
     kind = internals.get("type")
+    if kind == "fisheye":
+        return FixedLens(file, label, _fisheye(internals, sizes[number], file, label, notes))
     if kind != "perspective":
         raise SceneError(
-            f"{label}: cameras of the type {kind!r} are not read, only 'perspective'",
+            f"{label}: cameras of the type {kind!r} are not read, only 'perspective' and 'fisheye'",
             where=file,
             remedy="export undistorted images with their cameras, for example as a COLMAP model",
         )
@@ -174,6 +181,39 @@ def _lens(sensor: dict[str, Any] | None, number: int, sizes: dict[int, tuple[int
     tangential = _numbers(internals, "tangential_distortion", 2, file, label)
     lens = Brown(focal, focal, center[0], center[1], radial, tangential)
     return FixedLens(file, label, lens.camera(*sizes[number], file, label))
+
+
+def _fisheye(
+    internals: dict[str, Any], size: tuple[int, int], file: Path, label: str, notes: list[str]
+) -> pycolmap.Camera:
+    """Return the lens of Pix4D's fisheye model: a polynomial in the angle, 1 at a right angle, then an affine map."""
+    center = np.array(_numbers(internals, "principal_point_px", 2, file, label))
+    affine = np.array(_numbers(internals, "affine", 4, file, label)).reshape(2, 2)
+    listed = internals.get("polynomial")
+    count = len(listed) if isinstance(listed, list) else 0
+    polynomial = np.array(finite_numbers(listed, max(2, count), f"{label}: polynomial", file, _EXPORT))
+    scale = np.diag(affine)
+    focal = scale * polynomial[1] * 2 / np.pi
+    if not (focal > 0).all():
+        raise SceneError(f"{label}: its focal length is not positive", where=file, remedy=_EXPORT)
+    reach = np.maximum(center, size - center)
+    shift = float(max(abs(affine[0, 1]) * reach[1] / scale[1], abs(affine[1, 0]) * reach[0] / scale[0]))
+    if shift > MAX_SKEW:
+        raise SceneError(
+            f"{label}: its affine map skews the image by {shift:.2g} pixels at the edge, which COLMAP's models lack",
+            where=file,
+            remedy="calibrate with a symmetric affine map, or export undistorted images",
+        )
+    if shift:
+        notes.append(f"{label}: the skew of its affine map is left out, which shifts the edge by {shift:.2g} pixels")
+
+    def project(rays: NDArray[np.float64]) -> NDArray[np.float64]:
+        angles = angles_of(rays)
+        angle = np.linalg.norm(angles, axis=1, keepdims=True)
+        radius = np.polynomial.polynomial.polyval(angle * 2 / np.pi, polynomial)
+        return np.asarray(angles / angle * radius * scale + center)
+
+    return nearest_fisheye(project, [*focal, *center], *size, file, label)
 
 
 def _numbers(document: dict[str, Any], key: str, count: int, file: Path, label: str) -> list[float]:

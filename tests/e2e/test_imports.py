@@ -253,6 +253,100 @@ def test_a_fisheye_lens(program: str, kind: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(lens_of(tmp_path, program).img_from_cam(xyz), wanted, atol=1e-9)
 
 
+#: Coefficients of OpenSfM's richer fisheye lenses, and how near the nearest lens of COLMAP is, in pixels.
+RICH = {
+    "fisheye62": ({}, 1e-9),
+    "fisheye62, all terms": ({"k5": 0.02, "k6": -0.004}, 0.1),
+    "fisheye624": ({"s0": 0.0007, "s2": -0.0004}, 1e-9),
+    "fisheye624, all terms": ({"k5": 0.02, "k6": -0.004, "s0": 7e-4, "s1": -2e-4, "s2": -4e-4, "s3": 3e-4}, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", RICH)
+def test_a_rich_fisheye_lens_of_opensfm(name: str, tmp_path: Path) -> None:
+    """Radial, tangential and thin prism terms, all of the undistorted angles; hundreds of pixels to a radian."""
+    extra, near = RICH[name]
+    kind = name.split(",")[0]
+    cameras = [write.Known("0.png", 640, 480, 400.0, 323.5, 237.75, np.eye(3), np.zeros(3))]
+    write.opensfm(tmp_path, None, cameras, K4, kind=kind, extra=extra)
+    xyz = np.concatenate([rays() * [2.0, 2.0, 1.0], [[0.0, 0.0, 1.0]]])
+    x, y = np.arctan(np.hypot(xyz[:, 0], xyz[:, 1])) / np.hypot(*(xyz[:, :2] + 1e-300).T) * xyz[:, :2].T
+    r2 = x * x + y * y
+    s0, s1, s2, s3 = (extra.get(f"s{i}", 0.0) for i in range(4))
+    more = extra.get("k5", 0.0) * r2**5 + extra.get("k6", 0.0) * r2**6
+    wanted = np.stack(polynomial(x, y, K4)) + more * np.stack([x, y])
+    wanted += np.stack([s0 * r2 + s1 * r2**2, s2 * r2 + s3 * r2**2])
+    off = lens_of(tmp_path, "opensfm").img_from_cam(xyz) - (400.0 * wanted.T + [323.5, 237.75])
+    assert np.abs(off).max() <= near
+
+
+@pytest.mark.parametrize("transition", [None, 0.2, 1.0])
+def test_a_dual_lens_of_opensfm(transition: float | None, tmp_path: Path) -> None:
+    """A mixture of perspective and fisheye, half and half where the file does not say."""
+    cameras = [write.Known("0.png", 640, 480, 500.0, 320.0, 240.0, np.eye(3), np.zeros(3))]
+    extra = {} if transition is None else {"transition": transition}
+    write.opensfm(tmp_path, None, cameras, K4, kind="dual", extra=extra)
+    xyz = rays() * [1.2, 1.2, 1.0]
+    radius = np.hypot(xyz[:, 0], xyz[:, 1])
+    mix = 0.5 if transition is None else transition
+    factor = mix + (1 - mix) * np.divide(np.arctan(radius), radius, out=np.ones_like(radius), where=radius > 0)
+    k1, k2, *_ = K4.radial
+    r = radius * factor
+    wanted = 500.0 * xyz[:, :2] * (factor * (1 + k1 * r**2 + k2 * r**4))[:, None] + [320.0, 240.0]
+    assert np.abs(lens_of(tmp_path, "opensfm").img_from_cam(xyz) - wanted).max() <= 0.1
+
+
+def opf_fisheye(root: Path, polynomial: list[float], affine: list[float]) -> None:
+    camera = write.Known("0.png", 1280, 960, 0.0, 0.0, 0.0, np.eye(3), np.zeros(3))
+    internals = {"type": "fisheye", "principal_point_px": [634.45, 481.23], "polynomial": polynomial, "affine": affine}
+    internals |= {"is_p0_zero": True, "is_symmetric_affine": True}
+    write.opf(root, None, [camera], internals=internals)
+
+
+@pytest.mark.parametrize(
+    ("polynomial", "affine", "skew"),
+    [
+        # As of the specification's example: a lens of 94 by 76 degrees. And one whose circle fills the image.
+        ([0.0, 1.0, 0.0152646, -0.161096], [1676.296432, 0.0, 0.0, 1676.296432], None),
+        ([0.0, 1.0, -0.03, 0.05, -0.02], [640.0, 0.0, 0.0, 641.5], None),
+        ([0.0, 1.0, 0.0152646, -0.161096], [1676.296432, 0.3, -0.2, 1676.296432], 0.13),
+    ],
+)
+def test_a_fisheye_lens_of_opf(
+    polynomial: list[float], affine: list[float], skew: float | None, tmp_path: Path
+) -> None:
+    """Pix4D's model: angles in units of a right angle, a polynomial of them, and an affine map to pixels."""
+    opf_fisheye(tmp_path, polynomial, affine)
+    made.write_images(tmp_path / "images")
+    xyz = rays() * [1.6, 1.6, 1.0]
+    radius = np.maximum(np.hypot(xyz[:, 0], xyz[:, 1]), 1e-12)
+    theta = 2 / np.pi * np.arctan(radius)
+    rho = sum(coefficient * theta**power for power, coefficient in enumerate(polynomial))
+    wanted = (rho / radius)[:, None] * xyz[:, :2] @ np.reshape(affine, (2, 2)).T + [634.45, 481.23]
+    inside = ((wanted >= 0) & (wanted <= [1280, 960])).all(axis=1)
+    assert inside.sum() > 100
+    off = np.abs(lens_of(tmp_path, "opf").img_from_cam(xyz) - wanted)[inside].max()
+    assert off <= 0.1 + (skew or 0.0)
+
+
+@pytest.mark.parametrize(
+    ("polynomial", "affine", "says"),
+    [
+        ([0.01, 1.0], [1676.0, 0.0, 0.0, 1676.0], "pixels away from the nearest one of COLMAP's models"),
+        ([0.0, 1.0], [1676.0, 3.0, 0.0, 1676.0], "skews the image by 0.86 pixels"),
+        ([0.0, 1.0], [1676.0, 0.0, 0.0, -1676.0], "focal length is not positive"),
+        ([0.0], [1676.0, 0.0, 0.0, 1676.0], "polynomial is not 2 numbers"),
+    ],
+)
+def test_a_fisheye_lens_of_opf_that_is_refused(
+    polynomial: list[float], affine: list[float], says: str, tmp_path: Path
+) -> None:
+    opf_fisheye(tmp_path, polynomial, affine)
+    with pytest.raises(SceneError, match=says) as caught:
+        lens_of(tmp_path, "opf")
+    assert "calibrated-cameras.json" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("program", "kind", "count"),
     [
@@ -588,10 +682,10 @@ HARMS: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
         lambda root: (root / "registration.csv").write_text((root / "registration.csv").read_text().split("\n")[0]),
         ("registration.csv", "has no camera"),
     ),
-    "fisheye of OPF": (
+    "a panorama of OPF": (
         "opf",
-        replaced("calibration/calibrated-cameras.json", '"perspective"', '"fisheye"'),
-        ("calibrated-cameras.json", "'fisheye' are not read", "undistorted"),
+        replaced("calibration/calibrated-cameras.json", '"perspective"', '"spherical"'),
+        ("calibrated-cameras.json", "'spherical' are not read", "undistorted"),
     ),
     "a page of a TIFF": (
         "opf",

@@ -189,7 +189,7 @@ def opf(
     cameras: Sequence[Known],
     lens: Distortion = NONE,
     *,
-    kind: str = "perspective",
+    internals: dict[str, object] | None = None,
     points: tuple[NDArray[np.float64], NDArray[np.uint8]] | None = None,
     uri: Callable[[str], str] = lambda name: f"photos/{name}",
     list_file: str = "camera-list.json",
@@ -221,8 +221,8 @@ def opf(
     put("camera_list", cameras=[*listed, {"id": 7, "uri": "photos/lost.jpg"}, {"id": 8, "uri": "depth.tiff"}])
     captures = [{"cameras": [{"id": i, "sensor_id": sensor}]} for i in [*(i for i, _ in numbered), 7]]
     put("input_cameras", sensors=[{"id": sensor, "image_size_px": [first.width, first.height]}], captures=captures)
-    internals = {
-        "type": kind,
+    internals = internals or {
+        "type": "perspective",
         "principal_point_px": [first.cx, first.cy],
         "focal_length_px": first.focal,
         "radial_distortion": list(lens.radial[:3]),
@@ -309,21 +309,26 @@ def opensfm(
     lens: Distortion = NONE,
     *,
     kind: str = "brown",
+    extra: dict[str, float] | None = None,
     place: str = "reconstruction.json",
     points: tuple[NDArray[np.float64], NDArray[np.uint8]] | None = None,
 ) -> None:
-    """Lengths in units of the longer side, the principal point from the middle. A smaller reconstruction is first."""
+    """Lengths in units of the longer side, the principal point from the middle. A smaller reconstruction is first.
+
+    extra: coefficients that other programs' lenses have not.
+    """
     first = cameras[0]
     side = max(first.width, first.height)
     k1, k2, k3, k4 = lens.radial
     camera = {"projection_type": kind, "width": first.width, "height": first.height, "k1": k1, "k2": k2}
-    if kind in ("perspective", "fisheye"):
+    if kind in ("perspective", "fisheye", "dual"):
         camera["focal"] = first.focal / side
     else:
         camera |= {"focal_x": first.focal / side, "focal_y": first.focal / side}
         camera |= {"c_x": (first.cx - first.width / 2) / side, "c_y": (first.cy - first.height / 2) / side}
         camera |= {"k3": k3, "p1": lens.tangential[0], "p2": lens.tangential[1]}
-        camera |= {"k4": k4} if kind == "fisheye_opencv" else {}
+        camera |= {"k4": k4} if kind.startswith("fisheye") else {}
+    camera |= extra or {}
     shots = {
         camera.name: {
             "rotation": Rotation.from_matrix(camera.rotation.T).as_rotvec().tolist(),
