@@ -81,11 +81,11 @@ def read_metashape(root: Path, data: DataConfig, problems: Problems) -> SceneSou
             matrix = _matrix(master, label, file) @ offsets.get(sensor, np.eye(4))
             views.append(_view(element, matrix, label, lens, placement, file, names))
     notes += [f"{count} cameras of the Metashape chunk are {reason}" for reason, count in skipped.items()]
-    views, moved = _locally(views, notes)
-    source = SceneSource(root, file, views, folders, notes=notes)
+    views, place = _locally(views, notes)
+    source = SceneSource(root, file, views, folders, place=place, notes=notes)
     with problems.collect():
         points = points_beside(file, data.max_points)
-        if moved and points is not None:
+        if place is not None and points is not None:
             notes.append(f"{points.file.name} is not used: of a geocentric chunk, points have other coordinates")
         else:
             source.points = points
@@ -301,13 +301,13 @@ def _view(
     return View(names(element.get("label", "")), lens, viewmat_of(rotation, center, file, label, opengl=False), label)
 
 
-def _locally(views: list[View], notes: list[str]) -> tuple[list[View], bool]:
-    """Return views, geocentric ones in metres east, north and up of their middle; and whether they were geocentric."""
+def _locally(views: list[View], notes: list[str]) -> tuple[list[View], tuple[float, float, float] | None]:
+    """Return views, geocentric ones in metres east, north and up of their middle; and that place, None for others."""
     if not views:
-        return views, False
+        return views, None
     middle = np.mean([view.center for view in views], axis=0)
     if not _EARTH[0] < np.linalg.norm(middle) < _EARTH[1]:
-        return views, False
+        return views, None
     lat, lon, height = from_geocentric(middle)
     axes = enu_axes(lat, lon)
     moved = []
@@ -319,7 +319,7 @@ def _locally(views: list[View], notes: list[str]) -> tuple[list[View], bool]:
     notes.append(
         f"the chunk is geocentric: the scene is in metres east, north and up of {lat:.7f}, {lon:.7f}, {height:.2f} m"
     )
-    return moved, True
+    return moved, (lat, lon, height)
 
 
 READER = Reader("metashape", FILES, lambda root: bool(_files(root)), read_metashape)

@@ -21,6 +21,10 @@ from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View
 FILE = "reconstruction.json"
 #: Where OpenDroneMap has it, beside its images/.
 _PLACES = (FILE, f"opensfm/{FILE}")
+#: The reconstruction in metres east, north and up, once OpenDroneMap has put a projected one in its place.
+_TOPOCENTRIC = "reconstruction.topocentric.json"
+#: Metres by which GPS is off, or the part of the extent of the positions, and the error that stands for no position.
+_GPS_ERROR, _GPS_SHARE, _NO_GPS = 10.0, 0.25, 999_999.0
 _REDO = "reconstruct again, or export a COLMAP model (opensfm export_colmap)"
 #: Lenses by their names: those with one focal length and no principal point, and those with two and one.
 _PLAIN = ("perspective", "fisheye", "dual")
@@ -46,6 +50,8 @@ def read_opensfm(root: Path, data: DataConfig, problems: Problems) -> SceneSourc
             image, outside = path_in_scene(name, root, file, label, allow_outside=data.allow_outside)
             views.append(View(image, lenses[key], _viewmat(shot, label, file), label, outside))
     source = SceneSource(root, file, views, folders, notes=notes)
+    with problems.collect():
+        source.place = _place(document, shots, views, file, notes)
     with problems.collect():
         source.points = _points(document, file, data.max_points)
     return source
@@ -135,6 +141,59 @@ def _viewmat(shot: dict[str, Any], label: str, file: Path) -> NDArray[np.float64
     )
     rotation = scipy.spatial.transform.Rotation.from_rotvec(turn).as_matrix()
     return viewmat_of(rotation.T, -rotation.T @ shift, file, label, opengl=False)
+
+
+def _place(
+    document: dict[str, Any], shots: dict[str, dict[str, Any]], views: list[View], file: Path, notes: list[str]
+) -> tuple[float, float, float] | None:
+    """Return the latitude, longitude and height of the origin; None where that is not known, which a note says."""
+    reference, where = document.get("reference_lla"), file
+    if reference is None and (beside := file.with_name("reference_lla.json")).is_file():
+        reference, where = load_json(beside, dict, _REDO), beside
+    if not isinstance(reference, dict):
+        return None
+    lat, lon, height = (
+        finite_numbers([reference.get(key)], 1, f"reference_lla: {key}", where, _REDO)[0]
+        for key in ("latitude", "longitude", "altitude")
+    )
+    if (lat, lon) == (0.0, 0.0):
+        return None  # what is written where no image has a position
+    if not (abs(lat) <= 90 and abs(lon) <= 180):
+        raise SceneError(f"reference_lla: {lat:g}, {lon:g} is no place", where=where, remedy=_REDO)
+    if (why := _astray(shots, views, file)) is not None:
+        notes.append(f"{where.name} names the place {lat:.7f}, {lon:.7f}, which is not used: {why}")
+        return None
+    notes.append(f"the scene is in metres east, north and up of {lat:.7f}, {lon:.7f}, {height:.2f} m ({where.name})")
+    return lat, lon, height
+
+
+def _astray(shots: dict[str, dict[str, Any]], views: list[View], file: Path) -> str | None:
+    """Return why cameras are not in metres east and north of the reference; None where they are."""
+    if file.with_name(_TOPOCENTRIC).is_file():
+        return f"OpenDroneMap projected the reconstruction to map coordinates, and keeps the other in {_TOPOCENTRIC}"
+    if len(views) != len(shots):
+        return None  # a problem already
+    pairs = [
+        (view.center, position)
+        for view, shot in zip(views, shots.values(), strict=True)
+        if (position := _gps(shot)) is not None
+    ]
+    if not pairs:
+        return "no image has a GPS position"
+    centers, positions = np.array(pairs)[:, :, :2].transpose(1, 0, 2)
+    off = float(np.median(np.linalg.norm(centers - positions, axis=1)))
+    spread = float(np.median(np.linalg.norm(positions - np.median(positions, axis=0), axis=1)))
+    far = off > max(_GPS_ERROR, _GPS_SHARE * spread)
+    return f"cameras lie {off:.0f} m away from the GPS positions in the median" if far else None
+
+
+def _gps(shot: dict[str, Any]) -> list[float] | None:
+    """Return metres east, north and up of the reference by GPS; None for a shot without, which has zeros."""
+    position, error = shot.get("gps_position"), shot.get("gps_dop", 0.0)
+    if not (isinstance(position, list) and len(position) == 3 and any(position)):
+        return None
+    good = all(type(one) in (int, float) for one in [*position, error]) and error < _NO_GPS
+    return position if good else None
 
 
 def _points(document: dict[str, Any], file: Path, limit: int) -> RawPoints | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,10 @@ _CAMERAS = "application/opf-calibrated-cameras+json"
 _INPUT = "application/opf-input-cameras+json"
 _LIST = "application/opf-camera-list+json"
 _GLTF = "model/gltf+json"
-_READ = (_CAMERAS, _INPUT, _LIST, _GLTF)
+_FRAME = "application/opf-scene-reference-frame+json"
+_READ = (_CAMERAS, _INPUT, _LIST, _GLTF, _FRAME)
+#: Systems of WKT that are nowhere on the Earth.
+_LOCAL = ("ENGCRS", "ENGINEERINGCRS", "LOCAL_CS")
 #: glTF's component types of positions and colours, and elements of its vectors.
 _FLOAT, _UBYTE = 5126, 5121
 _WIDTHS = {"VEC3": 3, "VEC4": 4}
@@ -83,8 +87,33 @@ def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
     if others:
         source.notes.append(f"the project has {1 + len(others)} calibrations; {file.name} is used")
     with problems.collect():
+        source.notes += _frame_notes(project)
+    with problems.collect():
         source.points = _points(project, data.max_points)
     return source
+
+
+def _frame_notes(project: _Project) -> list[str]:
+    """Return a note on the map coordinates that the processing frame is a part of; none for a local frame.
+
+    A base system is projected or local, never geographic: its axes are the map's grid, which converges to east and
+    north at the central meridian only, so that the frame is none of metres east, north and up of a place.
+    """
+    notes = []
+    for file in project.resources.get(_FRAME, [])[:1]:
+        document = load_json(file, dict, _EXPORT)
+        system, moved = document.get("crs"), document.get("base_to_canonical")
+        definition = str(system.get("definition", "")) if isinstance(system, dict) else ""
+        quoted = re.match(r'\s*(\w+)\s*\[\s*"([^"]*)"', definition)
+        if not definition or (quoted and quoted[1].upper() in _LOCAL):
+            continue
+        shift = _numbers(moved if isinstance(moved, dict) else {}, "shift", 3, file, "base_to_canonical")
+        origin = ", ".join(f"{-value:.3f}" for value in shift)
+        notes.append(
+            f"the origin is ({origin}) of {quoted[2] if quoted else definition}, whose axes are the map's, not east "
+            "and north: exports do not say where on the Earth the scene lies"
+        )
+    return notes
 
 
 def _project(root: Path) -> _Project:

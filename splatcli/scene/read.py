@@ -275,7 +275,7 @@ def build_scene(
         _check_registered(source, len(views), found.folder, notes, problems)
     if found.folder.is_dir() and (unread := unread_below(found.folder)):
         notes.append(unread_note(unread))
-    sidecar = read_sidecar(source.root, data.model)
+    sidecar = read_sidecar(source.root, data.model) if source.place is None else None
     notes += _place_notes(sidecar)
     views = [view for view in views if view.name in found.paths]
     offset = _offset(views, data, notes)
@@ -331,7 +331,7 @@ def build_scene(
         data.scene_extent,
         seen,
         source.file,
-        place_of(sidecar),
+        place_of(sidecar) if source.place is None else source.place,
     )
 
 

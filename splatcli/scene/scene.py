@@ -38,7 +38,8 @@ class Scene:
         far from its origin (UTM, ECEF) that float32 could not tell its points apart.
     given_extent: the size that the user gave, in world units; None takes that of the cameras.
     file: the file that describes the views, for messages.
-    place: latitude, longitude, height (EPSG:4979) of the input's origin, where a sidecar tells it (georeference.py).
+    place: latitude, longitude, height (EPSG:4979) of the input's origin, where a sidecar (georeference.py) or the
+        scene's own files tell it.
     seen: for each camera the rows of ``points`` that its image is known to see; None where that was not asked for.
     """
 

@@ -93,6 +93,7 @@ class SceneSource:
     depth_scale: scene units that 1 in a depth map is, where the layout says so.
     alternatives: what else could be read instead, for messages ("--model sparse/1 has 180 images").
     incidental: programs leave these files beside images: where a COLMAP model is too, they need not agree with it.
+    place: latitude, longitude, height (EPSG:4979) of the origin, of a scene in metres, x east, y north and z up of it.
     """
 
     root: Path
@@ -107,6 +108,7 @@ class SceneSource:
     depth_scale: float | None = None
     alternatives: str | None = None
     incidental: bool = False
+    place: tuple[float, float, float] | None = None
     notes: list[str] = field(default_factory=list)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -336,6 +337,7 @@ def test_a_fisheye_lens_of_opf(
         ([0.0, 1.0], [1676.0, 3.0, 0.0, 1676.0], "skews the image by 0.86 pixels"),
         ([0.0, 1.0], [1676.0, 0.0, 0.0, -1676.0], "focal length is not positive"),
         ([0.0], [1676.0, 0.0, 0.0, 1676.0], "polynomial is not 2 numbers"),
+        ([0.0, 1.0, 1e300], [1676.0, 0.0, 0.0, 1676.0], "inf pixels away"),
     ],
 )
 def test_a_fisheye_lens_of_opf_that_is_refused(
@@ -581,6 +583,84 @@ def test_a_geocentric_chunk_is_read_in_metres_east_north_and_up(sample: list[wri
         np.testing.assert_allclose(camera.center, known.center - middle, atol=1e-5)
         np.testing.assert_allclose(camera.viewmat[:3, :3].T, known.rotation, atol=1e-5)
     assert any(note.startswith("the chunk is geocentric") and "47.30" in note for note in scene.notes)
+    assert scene.place is not None
+    np.testing.assert_allclose(to_enu(np.array(scene.place), place), middle, atol=1e-5)
+
+
+ZURICH = {"latitude": 47.3, "longitude": 8.55, "altitude": 0.0}
+
+
+def flight() -> tuple[list[write.Known], list[NDArray[np.float64]]]:
+    """Cameras in metres above 480 m, and their positions by a GPS whose heights are all too large."""
+    rng = np.random.default_rng(5)
+    cameras = [known_camera(i) for i in range(made.COUNT)]
+    cameras = [dataclasses.replace(camera, center=20 * camera.center + [0, 0, 480]) for camera in cameras]
+    return cameras, [camera.center + rng.normal(0, 1, 3) + [0, 0, 70] for camera in cameras]
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_the_place_of_a_reconstruction_of_opensfm(beside: bool, tmp_path: Path) -> None:
+    """In the file, or in reference_lla.json of older versions."""
+    cameras, gps = flight()
+    made.write_images(tmp_path / "images")
+    write.opensfm(tmp_path, None, cameras, gps=gps, reference=None if beside else ZURICH)
+    if beside:
+        (tmp_path / "reference_lla.json").write_text(json.dumps(ZURICH))
+    scene = read_scene(tmp_path, DataConfig())
+    assert scene.place == (47.3, 8.55, 0.0)
+    file = "reference_lla.json" if beside else "reconstruction.json"
+    assert f"the scene is in metres east, north and up of 47.3000000, 8.5500000, 0.00 m ({file})" in scene.notes
+    np.testing.assert_allclose(scene.cameras[0].center + scene.offset, cameras[0].center, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        ("projected", "OpenDroneMap projected the reconstruction"),
+        ("unaligned", "cameras lie [0-9]+ m away from the GPS positions"),
+        ("no GPS", "no image has a GPS position"),
+        ("no position", None),
+    ],
+)
+def test_a_place_that_opensfm_does_not_know(harm: str, says: str | None, tmp_path: Path) -> None:
+    cameras, gps = flight()
+    made.write_images(tmp_path / "images")
+    reference = ZURICH if harm != "no position" else {"latitude": 0.0, "longitude": 0.0, "altitude": 0.0}
+    moved = [dataclasses.replace(camera, center=camera.center / 20) for camera in cameras]
+    write.opensfm(
+        tmp_path,
+        None,
+        moved if harm == "unaligned" else cameras,
+        gps=None if says is None or harm == "no GPS" else gps,
+        reference=reference,
+    )
+    if harm == "projected":
+        shutil.copy(tmp_path / "reconstruction.json", tmp_path / "reconstruction.topocentric.json")
+    scene = read_scene(tmp_path, DataConfig())
+    assert scene.place is None
+    told = [note for note in scene.notes if "the place 47.3000000, 8.5500000, which is not used" in note]
+    assert len(told) == (says is not None)
+    assert says is None or re.search(says, told[0])
+
+
+@pytest.mark.parametrize(
+    ("definition", "says"),
+    [
+        ('PROJCRS["WGS 84 / UTM zone 32N",BASEGEOGCRS["WGS 84"]]', "of WGS 84 / UTM zone 32N, whose axes"),
+        ("EPSG:32632+5773", "of EPSG:32632+5773, whose axes"),
+        ('ENGINEERINGCRS["Construction site"]', None),
+    ],
+)
+def test_the_map_coordinates_of_an_opf_project(definition: str, says: str | None, tmp_path: Path) -> None:
+    made.write_images(tmp_path / "images")
+    shift = {"shift": [-465000.25, -5239000.0, -500.0], "scale": [1.0, 1.0, 1.0], "swap_xy": False}
+    frame = {"crs": {"definition": definition}, "base_to_canonical": shift}
+    write.opf(tmp_path, None, [known_camera(i) for i in range(made.COUNT)], uri=lambda name: name, frame=frame)
+    scene = read_scene(tmp_path, DataConfig(images="images"))
+    assert scene.place is None
+    told = [note for note in scene.notes if "the origin is (465000.250, 5239000.000, 500.000)" in note]
+    assert len(told) == (says is not None)
+    assert says is None or says in told[0]
 
 
 def test_places_there_and_back() -> None:

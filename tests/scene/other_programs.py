@@ -191,6 +191,7 @@ def opf(
     *,
     internals: dict[str, object] | None = None,
     points: tuple[NDArray[np.float64], NDArray[np.uint8]] | None = None,
+    frame: dict[str, object] | None = None,
     uri: Callable[[str], str] = lambda name: f"photos/{name}",
     list_file: str = "camera-list.json",
 ) -> None:
@@ -209,6 +210,11 @@ def opf(
     if points is not None:
         items[-1]["resources"].append({"uri": "calibration/tracks.gltf", "format": "model/gltf+json"})
         _write_gltf(root / "calibration", *points)
+
+    if frame is not None:
+        resources["scene_reference_frame"] = ("application/opf-scene-reference-frame+json", "frame.json")
+        items.append({"id": "f", "type": "scene_reference_frame", "sources": [], "resources": []})
+        items[-1]["resources"].append({"uri": "frame.json", "format": resources["scene_reference_frame"][0]})
 
     def put(name: str, **content) -> None:
         form, file = resources[name]
@@ -238,6 +244,8 @@ def opf(
         for i, camera in numbered
     ]
     put("calibration", sensors=[{"id": sensor, "internals": internals}], cameras=calibrated)
+    if frame is not None:
+        put("scene_reference_frame", **frame)
     project = {"format": "application/opf-project+json", "version": "1.0", "items": items}
     (root / "project.opf").write_text(json.dumps(project))
     copy_images(images, root / "photos", cameras, lambda _, name: name)
@@ -312,10 +320,12 @@ def opensfm(
     extra: dict[str, float] | None = None,
     place: str = "reconstruction.json",
     points: tuple[NDArray[np.float64], NDArray[np.uint8]] | None = None,
+    gps: Sequence[NDArray[np.float64]] | None = None,
+    reference: dict[str, float] | None = None,
 ) -> None:
     """Lengths in units of the longer side, the principal point from the middle. A smaller reconstruction is first.
 
-    extra: coefficients that other programs' lenses have not.
+    extra: coefficients that other programs' lenses have not. gps: metres east, north and up of the reference.
     """
     first = cameras[0]
     side = max(first.width, first.height)
@@ -334,10 +344,11 @@ def opensfm(
             "rotation": Rotation.from_matrix(camera.rotation.T).as_rotvec().tolist(),
             "translation": (-camera.rotation.T @ camera.center).tolist(),
             "camera": "v2 maker model",
-            "gps_position": [0.0, 0.0, 0.0],
+            "gps_dop": 999999.0 if gps is None else 5.0,
+            "gps_position": [0.0, 0.0, 0.0] if gps is None else gps[number].tolist(),
             "orientation": 1,
         }
-        for camera in cameras
+        for number, camera in enumerate(cameras)
     }
     xyz, rgb = points or (np.zeros((0, 3)), np.zeros((0, 3), np.uint8))
     rows = {
@@ -347,7 +358,9 @@ def opensfm(
     lenses = {"v2 maker model": camera}
     stray = {"cameras": lenses, "shots": dict(list(shots.items())[:1]), "points": {}}
     (root / place).parent.mkdir(parents=True, exist_ok=True)
-    (root / place).write_text(json.dumps([stray, {"cameras": lenses, "shots": shots, "points": rows}]))
+    whole = {"cameras": lenses, "shots": shots, "points": rows}
+    whole |= {} if reference is None else {"reference_lla": reference}
+    (root / place).write_text(json.dumps([stray, whole]))
     copy_images(images, root / "images", cameras, lambda _, name: name)
 
 
