@@ -28,7 +28,7 @@ _HUGE = 1e7
 _ROUNDS = 4
 #: A lens is fitted up to this part of the way from the principal point to the farthest corner.
 _SEEN = 1.02
-#: Angle from the axis up to which a lens is looked at: pinhole views show nothing behind.
+#: Angle from the axis up to which a lens is checked: pinhole views show nothing behind.
 _WIDEST = 0.499 * math.pi
 
 

@@ -638,9 +638,9 @@ def test_a_place_that_opensfm_does_not_know(harm: str, says: str | None, tmp_pat
         shutil.copy(tmp_path / "reconstruction.json", tmp_path / "reconstruction.topocentric.json")
     scene = read_scene(tmp_path, DataConfig())
     assert scene.place is None
-    told = [note for note in scene.notes if "the place 47.3000000, 8.5500000, which is not used" in note]
-    assert len(told) == (says is not None)
-    assert says is None or re.search(says, told[0])
+    found = [note for note in scene.notes if "the place 47.3000000, 8.5500000, which is not used" in note]
+    assert len(found) == (says is not None)
+    assert says is None or re.search(says, found[0])
 
 
 @pytest.mark.parametrize(
@@ -658,9 +658,9 @@ def test_the_map_coordinates_of_an_opf_project(definition: str, says: str | None
     write.opf(tmp_path, None, [known_camera(i) for i in range(made.COUNT)], uri=lambda name: name, frame=frame)
     scene = read_scene(tmp_path, DataConfig(images="images"))
     assert scene.place is None
-    told = [note for note in scene.notes if "the origin is (465000.250, 5239000.000, 500.000)" in note]
-    assert len(told) == (says is not None)
-    assert says is None or says in told[0]
+    found = [note for note in scene.notes if "the origin is (465000.250, 5239000.000, 500.000)" in note]
+    assert len(found) == (says is not None)
+    assert says is None or says in found[0]
 
 
 def test_places_there_and_back() -> None:
