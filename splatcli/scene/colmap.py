@@ -33,7 +33,7 @@ from splatcli.progress import report
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.depth_maps import AUTO, wants_relative
 from splatcli.scene.find_images import walk
-from splatcli.scene.points import RawPoints, Tracks, stride
+from splatcli.scene.points import Observations, RawPoints, Tracks, doubt_of, stride
 from splatcli.scene.source import (
     ROTATION_TOLERANCE,
     FixedLens,
@@ -681,9 +681,7 @@ def _in_order(
     if len(images):
         rows = np.repeat(np.arange(len(order)), lengths)
         tracks = Tracks(images, rows).moved(np.argsort(order, kind="stable"))
-    known = errors > 0
-    usual = float(np.median(errors[known])) if known.any() else math.inf
-    doubt = np.where(known & (lengths == 2), errors / usual, 0.0)
+    doubt = doubt_of(errors, lengths)
     return RawPoints(xyz[order], rgb[order].astype(np.uint8), path, total, tracks, doubt[order])
 
 
@@ -691,23 +689,6 @@ def _in_order(
 
 #: Points of which some are taken, evenly many: so the time has a bound, whatever the size of the model.
 _MOST_POINTS, _SAMPLE = 200_000, 2_000
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Observations:
-    """Where images see some points of a model, and where its cameras and poses put these points, as O pairs.
-
-    observed, projected: [O, 2] float64 pixels; NaN for a point behind its camera, and where the pose is no pose.
-    centers: [O, 2] principal points.
-    errors: reprojection errors that the model states for these points, in pixels; of those that state one.
-    points: the number of points.
-    """
-
-    observed: NDArray[np.float64]
-    projected: NDArray[np.float64]
-    centers: NDArray[np.float64]
-    errors: NDArray[np.float64]
-    points: int
 
 
 def read_observations(file: Path) -> Observations | None:

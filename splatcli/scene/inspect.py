@@ -27,9 +27,8 @@ _SHOWN, _BLIND = 0.002, 0.5
 _FAR = 10.0
 #: Parts of the scene's extent, and of a radian: two cameras nearer than that are one.
 _SAME = 1e-6
-#: Pixels, and times the errors that a model states: a larger median reprojection error is no inaccuracy. COLMAP leaves
-#: out observations that are farther off than this many pixels.
-_OFF, _TIMES_STATED = 4.0, 3.0
+#: Times the errors that a model states: a larger median reprojection error is no inaccuracy.
+_TIMES_STATED = 3.0
 #: Names that a sentence gives.
 _MAX_LISTED = 3
 #: Views, and sparse points, below which a scene is likely to come out wrong.
@@ -164,8 +163,8 @@ def _points(scene: Scene) -> Iterator[Finding]:
 
 
 def compare_observations(scene: Scene) -> Iterator[Finding]:
-    """Yield what the observations of a COLMAP model say of its cameras and poses; nothing where there are none."""
-    found = colmap.read_observations(scene.file) if scene.kind == colmap.READER.name else None
+    """Yield what the observations of points say of cameras and poses; nothing where there are none."""
+    found = colmap.read_observations(scene.file) if scene.kind == colmap.READER.name else scene.observations
     if found is None:
         return
     observed, projected = found.observed, found.projected
@@ -173,14 +172,14 @@ def compare_observations(scene: Scene) -> Iterator[Finding]:
     text = f"sparse points are off by {error:.3g} pixels in the median ({found.points:,} of them)"
     if error == np.inf:
         text = f"sparse points lie behind the cameras that see them ({found.points:,} inspected)"
-    if error <= max(_OFF, _TIMES_STATED * stated):
+    if error <= max(found.off, _TIMES_STATED * stated):
         yield Finding("found", "points", text)
         return
-    if _median_distance(projected, _scale(observed, projected) * observed) <= _OFF:
+    if _median_distance(projected, _scale(observed, projected) * observed) <= found.off:
         return  # of the images at another size, which the cameras were scaled to
     offsets, seen = projected - found.centers, observed - found.centers
     factor = _scale(offsets, seen)
-    fits = _median_distance(factor * offsets, seen) <= max(_OFF, error / 4)
+    fits = _median_distance(factor * offsets, seen) <= max(found.off, error / 4)
     yield Finding(
         "warning",
         "points",

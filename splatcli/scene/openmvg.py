@@ -21,6 +21,7 @@ from splatcli.scene.imported import (
     viewmat_of,
     with_suffix,
 )
+from splatcli.scene.observations import ImagePoints, with_doubt
 from splatcli.scene.points import RawPoints, stride
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
 
@@ -47,11 +48,12 @@ def read_openmvg(root: Path, data: DataConfig, problems: Problems) -> SceneSourc
     poses = dict(_entries(document, "extrinsics", file))
     folders = [root / "images", root]
     views: list[View] = []
+    numbers: dict[int, int] = {}
     unposed = 0
     for key, wrapped in _entries(document, "views", file):
         with problems.collect():
             view = _object(wrapped, f"view {key}", file)
-            pose, intrinsic = (view.get(key) for key in ("id_pose", "id_intrinsic"))
+            pose, intrinsic = (view.get(name) for name in ("id_pose", "id_intrinsic"))
             if (
                 not isinstance(pose, int)
                 or pose not in poses
@@ -66,11 +68,15 @@ def read_openmvg(root: Path, data: DataConfig, problems: Problems) -> SceneSourc
             if lens is None:
                 continue  # it is a problem already
             image, outside = path_in_scene(name, root, file, label, allow_outside=data.allow_outside)
-            views.append(View(image, lens, _viewmat(poses[pose], label, file), label, outside))
+            viewmat = _viewmat(poses[pose], label, file)
+            numbers[key] = len(views)
+            views.append(View(image, lens, viewmat, label, outside))
     notes = [f"{unposed} views of the OpenMVG file have no pose or no intrinsics"] if unposed else []
     source = SceneSource(root, file, views, folders, notes=notes)
     with problems.collect():
-        source.points = _points(document, file, data.max_points)
+        points, seen = _points(document, file, data.max_points, numbers)
+        if points is not None:
+            source.points, source.observations = with_doubt(points, views, seen)
     return source
 
 
@@ -166,18 +172,29 @@ def _viewmat(pose: Any, label: str, file: Path) -> NDArray[np.float64]:
     return viewmat_of(rotation.T, center, file, label, opengl=False)
 
 
-def _points(document: dict[str, Any], file: Path, limit: int) -> RawPoints | None:
+def _points(
+    document: dict[str, Any], file: Path, limit: int, numbers: dict[int, int]
+) -> tuple[RawPoints | None, ImagePoints]:
+    """Return points and their observations. numbers: the indices of views by their keys."""
     entries = _entries(document, "structure", file)
-    if not entries:
-        return None
+    kept = entries[:: stride(len(entries), limit)]
     try:
-        xyz = np.array([value["X"] for _, value in entries[:: stride(len(entries), limit)]], dtype=np.float64)
-        if xyz.shape[1:] != (3,):
+        xyz = np.array([value["X"] for _, value in kept], dtype=np.float64)
+        if entries and xyz.shape[1:] != (3,):
             raise ValueError("not three numbers")
+        seen = ImagePoints.of(
+            [
+                (numbers[one["key"]], row, *one["value"]["x"])
+                for row, (_, value) in enumerate(kept)
+                for one in value.get("observations", ())
+                if one["key"] in numbers
+            ]
+        )
     except (KeyError, TypeError, ValueError) as error:
-        what = f"a point of the structure has no X of three numbers ({error!r})"
+        what = f"a point of the structure has no X of three numbers, or an observation no x of two ({error!r})"
         raise SceneError(what, where=file, remedy=_EXPORT) from None
-    return RawPoints(xyz, np.full(xyz.shape, _GRAY, np.uint8), file, len(entries))
+    points = RawPoints(xyz, np.full(xyz.shape, _GRAY, np.uint8), file, len(entries)) if entries else None
+    return points, seen
 
 
 READER = Reader("openmvg", FILES, lambda root: bool(_files(root)), read_openmvg)

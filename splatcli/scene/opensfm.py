@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,15 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.brown import Brown, colmap_camera
 from splatcli.scene.fisheye import angles_of, nearest_fisheye
 from splatcli.scene.imported import MAX_BYTES_WITH_POINTS, finite_numbers, load_json, viewmat_of
-from splatcli.scene.points import RawPoints, stride
+from splatcli.scene.observations import ImagePoints, with_doubt
+from splatcli.scene.points import OFF, RawPoints, stride
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
 
 FILE = "reconstruction.json"
 #: Where OpenDroneMap has it, beside its images/.
 _PLACES = (FILE, f"opensfm/{FILE}")
+#: Beside it, where images see the points; and the reprojection error, in longer sides, over which OpenSfM drops one.
+_TRACKS, _OUTLIER = "tracks.csv", 0.006
 #: The reconstruction in metres east, north and up, once OpenDroneMap has put a projected one in its place.
 _TOPOCENTRIC = "reconstruction.topocentric.json"
 #: Metres by which GPS is off, or the part of the extent of the positions, and the error that stands for no position.
@@ -39,6 +44,7 @@ def read_opensfm(root: Path, data: DataConfig, problems: Problems) -> SceneSourc
     folders = [root / "images", root]
     lenses: dict[str, FixedLens] = {}
     views: list[View] = []
+    numbers: dict[str, int] = {}
     for name, shot in shots.items():
         with problems.collect():
             label = f"shot {name!r}"
@@ -48,12 +54,23 @@ def read_opensfm(root: Path, data: DataConfig, problems: Problems) -> SceneSourc
             if key not in lenses:
                 lenses[key] = FixedLens(file, f"camera {key!r}", _lens(cameras[key], f"camera {key!r}", file))
             image, outside = path_in_scene(name, root, file, label, allow_outside=data.allow_outside)
-            views.append(View(image, lenses[key], _viewmat(shot, label, file), label, outside))
+            viewmat = _viewmat(shot, label, file)
+            numbers[name] = len(views)
+            views.append(View(image, lenses[key], viewmat, label, outside))
     source = SceneSource(root, file, views, folders, notes=notes)
     with problems.collect():
         source.place = _place(document, shots, views, file, notes)
     with problems.collect():
-        source.points = _points(document, file, data.max_points)
+        points, names = _points(document, file, data.max_points)
+        tracks = file.with_name(_TRACKS)
+        if points is not None and tracks.is_file():
+            outlier = _OUTLIER * max((max(lens(0, 0).width, lens(0, 0).height) for lens in lenses.values()), default=1)
+            seen = _observations(tracks, names, numbers, views)
+            source.points, source.observations = with_doubt(
+                points, views, seen, outlier=outlier, off=max(OFF, outlier / 2)
+            )
+        else:
+            source.points = points
     return source
 
 
@@ -196,11 +213,32 @@ def _gps(shot: dict[str, Any]) -> list[float] | None:
     return position if good else None
 
 
-def _points(document: dict[str, Any], file: Path, limit: int) -> RawPoints | None:
+def _observations(tracks: Path, points: dict[str, int], numbers: dict[str, int], views: list[View]) -> ImagePoints:
+    """Return the observations of points. points, numbers: rows of points and indices of views by their names.
+
+    Lines have the image, the track, the feature, x and y in units of the longer side from the middle of the image, and
+    more. Tracks become points of the same name. All that was matched is there, also what was rejected later.
+    """
+    rows = []
+    with tracks.open(encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            fields = line.split("\t", 5)
+            if len(fields) > 4 and fields[0] in numbers and (row := points.get(fields[1])) is not None:
+                with contextlib.suppress(ValueError):
+                    rows.append((numbers[fields[0]], row, float(fields[3]), float(fields[4])))
+    seen = ImagePoints.of(rows)
+    lenses = [view.lens(0, 0) for view in views]
+    here = np.array([(lens.width, lens.height) for lens in lenses], dtype=np.float64).reshape(-1, 2)[seen.views]
+    return replace(seen, pixels=seen.pixels * here.max(axis=1, keepdims=True) + here / 2)
+
+
+def _points(document: dict[str, Any], file: Path, limit: int) -> tuple[RawPoints | None, dict[str, int]]:
+    """Return points, and their rows by their names."""
     points = list(document.get("points") or {})
     if not points:
-        return None
-    rows = [document["points"][key] for key in points[:: stride(len(points), limit)]]
+        return None, {}
+    total, points = len(points), points[:: stride(len(points), limit)]
+    rows = [document["points"][key] for key in points]
     try:
         xyz = np.array([row["coordinates"] for row in rows], dtype=np.float64)
         rgb = np.array([row["color"] for row in rows], dtype=np.float64)
@@ -210,7 +248,8 @@ def _points(document: dict[str, Any], file: Path, limit: int) -> RawPoints | Non
         raise SceneError(
             f"a point has no coordinates or no color of three numbers ({error!r})", where=file, remedy=_REDO
         ) from None
-    return RawPoints(xyz, np.clip(np.nan_to_num(rgb), 0, 255).astype(np.uint8), file, len(points))
+    found = RawPoints(xyz, np.clip(np.nan_to_num(rgb), 0, 255).astype(np.uint8), file, total)
+    return found, {name: row for row, name in enumerate(points)}
 
 
 def _matches(root: Path) -> bool:

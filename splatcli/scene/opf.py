@@ -19,6 +19,7 @@ from splatcli.scene.brown import MAX_SKEW, Brown
 from splatcli.scene.find_images import is_file
 from splatcli.scene.fisheye import angles_of, nearest_fisheye
 from splatcli.scene.imported import ImageNames, finite_numbers, load_json, only_one, viewmat_of, with_suffix
+from splatcli.scene.observations import ImagePoints, with_doubt
 from splatcli.scene.points import RawPoints, stride
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
 
@@ -34,8 +35,10 @@ _READ = (_CAMERAS, _INPUT, _LIST, _GLTF, _FRAME)
 #: Systems of WKT that are nowhere on the Earth.
 _LOCAL = ("ENGCRS", "ENGINEERINGCRS", "LOCAL_CS")
 #: glTF's component types of positions and colours, and elements of its vectors.
-_FLOAT, _UBYTE = 5126, 5121
-_WIDTHS = {"VEC3": 3, "VEC4": 4}
+_FLOAT, _UBYTE, _UINT = 5126, 5121, 5125
+_WIDTHS = {"SCALAR": 1, "VEC2": 2, "VEC3": 3, "VEC4": 4}
+#: A range of matches is its first one in 40 bits and its length in the 24 above.
+_FIRST_OF_RANGE, _RANGE_SHIFT = np.uint64((1 << 40) - 1), np.uint64(40)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,9 @@ def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
     folders = [root, root / "images"]
     names = ImageNames([root / data.images] if data.images else folders[::-1])
     lenses: dict[int, FixedLens] = {}
-    views = []
+    views: list[View] = []
     notes: list[str] = []
+    numbers: dict[int, int] = {}
     rolling = 0
     for camera in _list(calibrated, "cameras", file):
         with problems.collect():
@@ -78,7 +82,9 @@ def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
             sensor = _id(camera, file, label, "sensor_id")
             if sensor not in lenses:
                 lenses[sensor] = _lens(sensors.get(sensor), sensor, sizes, file, notes)
-            views.append(_view(camera, label, lenses[sensor], _image(uri, listed, root, label, data, names), file))
+            view = _view(camera, label, lenses[sensor], _image(uri, listed, root, label, data, names), file)
+            numbers[number] = len(views)
+            views.append(view)
     source = SceneSource(root, file, views, folders, notes=notes)
     if (count := len(known & images.keys()) - len(views)) > 0:
         source.notes.append(f"{count} images of the project are not calibrated")
@@ -89,7 +95,10 @@ def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
     with problems.collect():
         source.notes += _frame_notes(project)
     with problems.collect():
-        source.points = _points(project, data.max_points)
+        points, seen = _points(project, data.max_points, numbers)
+        source.points = points
+        if points is not None and not rolling:  # what a rolling shutter shifts, cameras do not explain
+            source.points, source.observations = with_doubt(points, views, seen)
     return source
 
 
@@ -260,20 +269,29 @@ def _view(camera: dict[str, Any], label: str, lens: FixedLens, image: tuple[str,
     return View(image[0], lens, viewmat, f"{label} {image[0]!r}", image[1])
 
 
-def _points(project: _Project, limit: int) -> RawPoints | None:
-    """Return the tie points of the calibration, else the first point cloud; None where the project has none."""
+def _points(project: _Project, limit: int, numbers: dict[int, int]) -> tuple[RawPoints | None, ImagePoints]:
+    """Return the tie points of the calibration, else the first point cloud, and their observations.
+
+    They are None where the project has none. numbers: indices of views by the numbers of their cameras.
+    """
     files = project.resources.get(_GLTF, [])
+    seen = ImagePoints.of([])
     if not files:
-        return None
+        return None, seen
     file = files[0]
     document = load_json(file, dict, _EXPORT)
-    clouds = []
+    clouds: list[tuple[NDArray[np.float64], NDArray[Any]]] = []
     try:
         nodes = [node for node in document["nodes"] if "mesh" in node]
-        primitives = [document["meshes"][node["mesh"]]["primitives"][0]["attributes"] for node in nodes]
-        total = sum(int(document["accessors"][primitive["POSITION"]]["count"]) for primitive in primitives)
+        primitives = [document["meshes"][node["mesh"]]["primitives"][0] for node in nodes]
+        total = sum(int(document["accessors"][one["attributes"]["POSITION"]]["count"]) for one in primitives)
         step = stride(total, limit)
-        for node, primitive in zip(nodes, primitives, strict=True):
+        for node, whole in zip(nodes, primitives, strict=True):
+            matches = whole.get("extensions", {}).get("OPF_mesh_primitive_matches")
+            if matches is not None and "imagePoints" in matches:
+                before = sum(len(cloud) for cloud, _ in clouds)
+                seen = seen.joined(_matches(document, matches, file, step, numbers), before)
+            primitive = whole["attributes"]
             xyz = _accessor(document, primitive["POSITION"], file, step).astype(np.float64)
             matrix = np.array(node.get("matrix", np.eye(4).ravel()), dtype=np.float64).reshape(4, 4).T
             rgb = np.full((len(xyz), 3), 128, np.uint8)
@@ -285,18 +303,33 @@ def _points(project: _Project, limit: int) -> RawPoints | None:
         colours = np.concatenate([rgb for _, rgb in clouds])
         if len(points) != len(colours):
             raise ValueError("positions and colours differ in number")
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise SceneError(f"is no OPF point cloud: {error!r}", where=file, remedy=_EXPORT) from None
-    return RawPoints(points, colours, file, total) if len(points) else None
+    return RawPoints(points, colours, file, total) if len(points) else None, seen
+
+
+def _matches(
+    document: dict[str, Any], matches: dict[str, Any], file: Path, step: int, numbers: dict[int, int]
+) -> ImagePoints:
+    """Return the observations of each ``step``-th point of a cloud, which are a range of the matches."""
+    cameras = _accessor(document, matches["cameraIds"], file, 1)[:, 0].astype(np.int64)
+    pixels = _accessor(document, matches["imagePoints"]["pixelCoordinates"], file, 1).astype(np.float64)
+    packed = _accessor(document, matches["pointIndexRanges"], file, step).astype("<u4").view("<u8")[:, 0]
+    firsts, counts = (packed & _FIRST_OF_RANGE).astype(np.int64), (packed >> _RANGE_SHIFT).astype(np.int64)
+    rows = np.repeat(np.arange(len(packed)), counts)
+    places = np.repeat(firsts, counts) + np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    views = np.array([numbers.get(uid, -1) for uid in matches["cameraUids"]], dtype=np.int64)[cameras[places]]
+    known = views >= 0
+    return ImagePoints(views[known], rows[known], pixels[places][known])
 
 
 def _accessor(document: dict[str, Any], index: int, file: Path, step: int) -> NDArray[Any]:
-    """Return [N, 3 or 4], the numbers of a glTF accessor: floats or bytes; each ``step``-th element."""
+    """Return [N, 1 to 4], the numbers of a glTF accessor: floats, bytes or integers; each ``step``-th element."""
     accessor = document["accessors"][index]
     view = document["bufferViews"][accessor["bufferView"]]
     uri = document["buffers"][view["buffer"]]["uri"]
     name, _ = path_in_scene(unquote(uri), file.parent, file, "a buffer", allow_outside=False)
-    kinds: dict[int, np.dtype[Any]] = {_FLOAT: np.dtype("<f4"), _UBYTE: np.dtype("u1")}
+    kinds: dict[int, np.dtype[Any]] = {_FLOAT: np.dtype("<f4"), _UBYTE: np.dtype("u1"), _UINT: np.dtype("<u4")}
     kind = kinds[accessor["componentType"]]
     width, count = _WIDTHS[accessor["type"]], accessor["count"]
     offset = view.get("byteOffset", 0) + accessor.get("byteOffset", 0)

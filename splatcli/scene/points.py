@@ -82,6 +82,39 @@ class RawPoints:
     doubt: NDArray[np.float64] | None = None
 
 
+#: Pixels: a larger median reprojection error is no inaccuracy. COLMAP leaves out observations that are farther off.
+OFF = 4.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observations:
+    """Where images see some points of a scene, and where its cameras and poses put these points, as O pairs.
+
+    observed, projected: [O, 2] float64 pixels; NaN for a point behind its camera, and where the pose is no pose.
+    centers: [O, 2] principal points.
+    errors: reprojection errors that the files state for these points, in pixels; of those that state one.
+    points: the number of points.
+    off: pixels up to which a median reprojection error is an inaccuracy.
+    """
+
+    observed: NDArray[np.float64]
+    projected: NDArray[np.float64]
+    centers: NDArray[np.float64]
+    errors: NDArray[np.float64]
+    points: int
+    off: float = OFF
+
+
+def doubt_of(errors: NDArray[np.float64], lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return [P], the ``doubt`` of points.
+
+    errors: [P] mean reprojection errors; not positive where they are not known. lengths: [P] of the tracks.
+    """
+    known = errors > 0
+    usual = float(np.median(errors[known])) if known.any() else math.inf
+    return np.where(known & (lengths == 2), errors / usual, 0.0)
+
+
 def stride(total: int, limit: int) -> int:
     """Return the step that takes at most ``limit`` of ``total`` items, spread evenly over the file."""
     return max(1, math.ceil(total / limit))

@@ -332,6 +332,7 @@ def build_scene(
         seen,
         source.file,
         place_of(sidecar) if source.place is None else source.place,
+        source.observations,
     )
 
 

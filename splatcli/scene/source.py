@@ -16,7 +16,7 @@ from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import product
-from splatcli.scene.points import RawPoints
+from splatcli.scene.points import Observations, RawPoints
 
 #: How far R^T R may be from the identity, and a quaternion's length from one: printed digits, not a mistake.
 ROTATION_TOLERANCE = 1e-3
@@ -93,6 +93,7 @@ class SceneSource:
     depth_scale: scene units that 1 in a depth map is, where the layout says so.
     alternatives: what else could be read instead, for messages ("--model sparse/1 has 180 images").
     incidental: programs leave these files beside images: where a COLMAP model is too, they need not agree with it.
+    observations: of some points, where the reader knows them.
     place: latitude, longitude, height (EPSG:4979) of the origin, of a scene in metres, x east, y north and z up of it.
     """
 
@@ -108,6 +109,7 @@ class SceneSource:
     depth_scale: float | None = None
     alternatives: str | None = None
     incidental: bool = False
+    observations: Observations | None = None
     place: tuple[float, float, float] | None = None
     notes: list[str] = field(default_factory=list)
 

@@ -21,6 +21,7 @@ from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.geodesy import enu_axes, from_geocentric, to_enu, to_geocentric
+from splatcli.scene.inspect import compare_observations
 from splatcli.scene.read import NoCamerasError, has_images_only, read_scene
 from tests.native.cases import NEEDS_COMPILER
 from tests.scene import made
@@ -678,6 +679,10 @@ def test_places_there_and_back() -> None:
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
+#: A point of OpenMVG that an image sees at three numbers.
+BLIND = {"key": 1, "value": {"X": [0.0, 0.0, 0.0], "observations": [{"key": 0, "value": {"x": [1.0, 2.0, 3.0]}}]}}
+
+
 def replaced(path: str, old: str, new: str) -> Callable[[Path], None]:
     def harm(root: Path) -> None:
         text = (root / path).read_text()
@@ -838,6 +843,11 @@ HARMS: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
         replaced("sfm_data_expanded.json", '"center"', '"middle"'),
         ("sfm_data_expanded.json", "center is not 3 numbers"),
     ),
+    "an observation without a place": (
+        "openmvg",
+        replaced("sfm_data_expanded.json", '"structure": []', '"structure": [' + json.dumps(BLIND) + "]"),
+        ("sfm_data_expanded.json", "an observation no x of two"),
+    ),
     "a pointer to nothing": (
         "openmvg",
         replaced("sfm_data_expanded.json", '"ptr_wrapper"', '"pointer"'),
@@ -925,6 +935,78 @@ def test_an_opf_project_of_a_phone_that_was_moved(tmp_path: Path) -> None:
     assert len(scene.points) == 10
     assert "1 images of the project are not calibrated" in scene.notes
     assert "the rolling shutter of 3 images is known to the project, and is not corrected" in scene.notes
+
+
+@dataclasses.dataclass
+class Tracked:
+    """Points and where images see them."""
+
+    cameras: list[write.Known]
+    points: tuple[NDArray[np.float64], NDArray[np.uint8]]
+    seen: list[tuple[int, int, NDArray[np.float64]]]
+
+    @classmethod
+    def of(cls, lengths: dict[int, int], spoilt: dict[int, float], observed_focal: float = 60.0) -> Tracked:
+        """lengths: of the tracks of some points; four images see the others. spoilt: pixels by which some are off."""
+        rng = np.random.default_rng(2)
+        cameras = [known_camera(i) for i in range(made.COUNT)]
+        xyz = rng.uniform(-0.5, 0.5, (40, 3))
+        seen = []
+        for point, position in enumerate(xyz):
+            for number in range(lengths.get(point, 4)):
+                camera = cameras[number]
+                x, y, z = camera.rotation.T @ (position - camera.center)
+                pixel = np.array([observed_focal * x / z + camera.cx, observed_focal * y / z + camera.cy])
+                sign = 1 if number % 2 else -1
+                seen.append((number, point, pixel + rng.uniform(0.03, 0.05, 2) + sign * spoilt.get(point, 0.0)))
+        return cls(cameras, (xyz, np.full((40, 3), 128, np.uint8)), seen)
+
+    def write(self, program: str, root: Path) -> Path:
+        made.write_images(root / "images")
+        extra = {"uri": lambda name: f"images/{name}"} if program == "opf" else {}
+        PROGRAMS[program](root, None, self.cameras, points=self.points, seen=self.seen, **extra)
+        return root
+
+
+@pytest.mark.parametrize("program", ["opensfm", "openmvg", "opf"])
+def test_doubtful_points_are_left_out(program: str, tmp_path: Path) -> None:
+    """Of two images, and with an error of several times the median: point 7, and not 8 of three images or 9."""
+    tracked = Tracked.of({7: 2, 8: 3, 9: 2}, {7: 0.2, 8: 0.2})
+    tracked.write(program, tmp_path)
+    scene = read_scene(tmp_path, DataConfig())
+    assert scene.points is not None
+    near = [np.abs(scene.points.xyz - xyz).max(axis=1).min() < 1e-6 for xyz in tracked.points[0]]
+    assert [index for index, there in enumerate(near) if not there] == [7]
+    assert any(note.startswith("1 points are left out that two images see") for note in scene.notes)
+    (found,) = compare_observations(scene)
+    assert found.state == "found"
+    assert re.fullmatch(r"sparse points are off by 0\.05\d* pixels in the median \(40 of them\)", found.text)
+    assert len(read_scene(tmp_path, DataConfig(max_point_error=0)).points or []) == 40
+
+
+def test_a_rejected_observation_of_opensfm_is_none(tmp_path: Path) -> None:
+    """tracks.csv has all that was matched: by those that are not far off, two images see point 7."""
+    tracked = Tracked.of({7: 2, 9: 2}, {7: 0.2})
+    tracked.seen += [(4, 7, np.array([1.0, 1.0])), (4, 9, np.array([60.0, 40.0]))]
+    scene = read_scene(tracked.write("opensfm", tmp_path), DataConfig())
+    assert any(note.startswith("1 points are left out that two images see") for note in scene.notes)
+
+
+def test_observations_through_a_rolling_shutter_are_not_used(tmp_path: Path) -> None:
+    root = Tracked.of({7: 2}, {7: 0.2}).write("opf", tmp_path)
+    replaced("calibration/calibrated-cameras.json", '"position"', '"rolling_shutter": [0.1, 0, 0], "position"')(root)
+    scene = read_scene(root, DataConfig())
+    assert (len(scene.points or []), scene.observations) == (40, None)
+
+
+@pytest.mark.parametrize("program", ["opensfm", "openmvg", "opf"])
+def test_cameras_that_do_not_fit_their_observations(program: str, tmp_path: Path, capfd) -> None:
+    """The focal length was changed after the reconstruction."""
+    root = Tracked.of({}, {}, observed_focal=150.0).write(program, tmp_path)
+    assert run(["info", str(root)]) == 0
+    said = capfd.readouterr().out
+    assert "cameras and poses do not belong to the observations" in said
+    assert "focal lengths 2.5 times as long fit" in said
 
 
 def test_depth_maps_of_polycam_are_known(sample: list[write.Known], tmp_path: Path) -> None:

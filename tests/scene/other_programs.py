@@ -56,6 +56,10 @@ def of_colmap(model) -> list[Known]:
     return known
 
 
+#: Observations: the number of a camera, that of a point, and a pixel.
+Seen = Sequence[tuple[int, int, Sequence[float]]]
+
+
 def copy_images(images: Path | None, folder: Path, cameras: Sequence[Known], name: Callable[[int, str], str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for i, camera in enumerate(cameras):
@@ -192,10 +196,13 @@ def opf(
     internals: dict[str, object] | None = None,
     points: tuple[NDArray[np.float64], NDArray[np.uint8]] | None = None,
     frame: dict[str, object] | None = None,
+    seen: Seen | None = None,
     uri: Callable[[str], str] = lambda name: f"photos/{name}",
     list_file: str = "camera-list.json",
 ) -> None:
     first = cameras[0]
+    # Numbers of 64 bits, as hashes of the images are.
+    numbered = list(enumerate(cameras, (1 << 63) + 1000))
     (root / list_file).parent.mkdir(parents=True, exist_ok=True)
     resources = {
         "camera_list": ("application/opf-camera-list+json", list_file),
@@ -209,7 +216,7 @@ def opf(
     (root / "calibration").mkdir(exist_ok=True)
     if points is not None:
         items[-1]["resources"].append({"uri": "calibration/tracks.gltf", "format": "model/gltf+json"})
-        _write_gltf(root / "calibration", *points)
+        _write_gltf(root / "calibration", *points, seen, [i for i, _ in numbered])
 
     if frame is not None:
         resources["scene_reference_frame"] = ("application/opf-scene-reference-frame+json", "frame.json")
@@ -220,8 +227,6 @@ def opf(
         form, file = resources[name]
         (root / file).write_text(json.dumps({"format": form, "version": "1.0", **content}))
 
-    # Numbers of 64 bits, as hashes of the images are.
-    numbered = list(enumerate(cameras, (1 << 63) + 1000))
     sensor = (1 << 62) + 5
     listed = [{"id": i, "uri": uri(camera.name)} for i, camera in numbered]
     put("camera_list", cameras=[*listed, {"id": 7, "uri": "photos/lost.jpg"}, {"id": 8, "uri": "depth.tiff"}])
@@ -251,23 +256,47 @@ def opf(
     copy_images(images, root / "photos", cameras, lambda _, name: name)
 
 
-def _write_gltf(folder: Path, xyz: NDArray[np.float64], rgb: NDArray[np.uint8]) -> None:
-    """Two clouds, each about a middle of its own, as the format does to keep single precision."""
+def _write_gltf(
+    folder: Path, xyz: NDArray[np.float64], rgb: NDArray[np.uint8], seen: Seen | None, uids: Sequence[int]
+) -> None:
+    """Two clouds, each about a middle of its own, as the format does to keep single precision.
+
+    Matches of a point are a range of those of its cloud, in 40 bits and 24: three of no point come first, and one of a
+    camera that is not calibrated ends each range.
+    """
     nodes, meshes, accessors, views, buffers = [], [], [], [], []
     for part in range(2):
         some, colours = xyz[part::2], rgb[part::2]
         middle = some.mean(axis=0)
         rgba = np.concatenate([colours, np.full((len(some), 1), 255, np.uint8)], axis=1)
-        for name, data, kind, width in (
+        files = [
             (f"positions{part}.bin", (some - middle).astype("<f4"), 5126, "VEC3"),
             (f"colors{part}.bin", rgba, 5121, "VEC4"),
-        ):
+        ]
+        at = len(accessors)
+        extensions = {}
+        if seen is not None:
+            mine = [[one for one in seen if one[1] == 2 * row + part] for row in range(len(some))]
+            lengths = [len(one) + 1 for one in mine]
+            ranges = [3 + sum(lengths[:row]) | length << 40 for row, length in enumerate(lengths)]
+            flat = [one for row in mine for one in (*row, (len(uids), 0, (1.0, 1.0)))]
+            ids = np.array([0, 0, 0, *(camera for camera, _, _ in flat)], "<u4")
+            pixels = np.array([(9.0, 9.0)] * 3 + [pixel for _, _, pixel in flat], "<f4")
+            files += [
+                (f"ids{part}.bin", ids, 5125, "SCALAR"),
+                (f"ranges{part}.bin", np.array(ranges, "<u8").view("<u4").reshape(-1, 2), 5125, "VEC2"),
+                (f"pixels{part}.bin", pixels, 5126, "VEC2"),
+            ]
+            matches = {"cameraUids": [*uids, 7], "cameraIds": at + 2, "pointIndexRanges": at + 3}
+            matches["imagePoints"] = {"pixelCoordinates": at + 4, "featureIds": at + 4, "scales": at + 2}
+            extensions["OPF_mesh_primitive_matches"] = matches
+        for name, data, kind, width in files:
             data.tofile(folder / name)
-            accessors.append({"bufferView": len(views), "componentType": kind, "count": len(some), "type": width})
+            accessors.append({"bufferView": len(views), "componentType": kind, "count": len(data), "type": width})
             views.append({"buffer": len(buffers), "byteLength": data.nbytes})
             buffers.append({"uri": name, "byteLength": data.nbytes})
-        attributes = {"POSITION": 2 * part, "COLOR_0": 2 * part + 1}
-        meshes.append({"primitives": [{"mode": 0, "attributes": attributes}]})
+        attributes = {"POSITION": at, "COLOR_0": at + 1}
+        meshes.append({"primitives": [{"mode": 0, "attributes": attributes, "extensions": extensions}]})
         # As in the example of the specification: points are stored with z up, and glTF's y is up.
         matrix = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]])
         matrix[:3, 3] = matrix[:3, :3] @ middle
@@ -322,6 +351,7 @@ def opensfm(
     points: tuple[NDArray[np.float64], NDArray[np.uint8]] | None = None,
     gps: Sequence[NDArray[np.float64]] | None = None,
     reference: dict[str, float] | None = None,
+    seen: Seen | None = None,
 ) -> None:
     """Lengths in units of the longer side, the principal point from the middle. A smaller reconstruction is first.
 
@@ -361,6 +391,12 @@ def opensfm(
     whole = {"cameras": lenses, "shots": shots, "points": rows}
     whole |= {} if reference is None else {"reference_lla": reference}
     (root / place).write_text(json.dumps([stray, whole]))
+    if seen is not None:  # image, track, feature, x, y, scale, R G B, segmentation, instance
+        middle = np.array([first.width, first.height]) / 2
+        rows = [(cameras[i].name, point, *((pixel - middle) / side).tolist()) for i, point, pixel in seen]
+        rows += [("lost.jpg", 0, 0.1, 0.1), (cameras[0].name, 999, 0.0, 0.0)]
+        lines = [f"{name}\t{point}\t5\t{x!r}\t{y!r}\t0.01\t0\t0\t0\t1\t1" for name, point, x, y in rows]
+        (root / place).with_name("tracks.csv").write_text("\n".join(["OPENSFM_TRACKS_VERSION_v2", *lines, ""]))
     copy_images(images, root / "images", cameras, lambda _, name: name)
 
 
@@ -381,6 +417,7 @@ def openmvg(
     *,
     kind: str = "pinhole_brown_t2",
     points: tuple[NDArray[np.float64], NDArray[np.uint8]] | None = None,
+    seen: Seen | None = None,
 ) -> None:
     """As cereal writes maps and pointers: a type is named once, by a number that has its highest bit set there."""
     first = cameras[0]
@@ -441,7 +478,18 @@ def openmvg(
     ]
     xyz = points[0] if points is not None else np.zeros((0, 3))
     document["structure"] = [
-        {"key": number, "value": {"X": position.tolist(), "observations": []}} for number, position in enumerate(xyz)
+        {
+            "key": 10 * number,
+            "value": {
+                "X": position.tolist(),
+                "observations": [
+                    {"key": camera, "value": {"id_feat": 5, "x": list(pixel)}}
+                    for camera, point, pixel in (*(seen or ()), (99, number, (1.0, 1.0)))
+                    if point == number
+                ],
+            },
+        }
+        for number, position in enumerate(xyz)
     ]
     (root / "sfm_data_expanded.json").write_text(json.dumps(document, indent=4))
     copy_images(images, root / "images", cameras, lambda _, name: name)
