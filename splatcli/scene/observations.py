@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,9 +29,9 @@ class ImagePoints:
     pixels: NDArray[np.float64]
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[int, int, float, float]]) -> ImagePoints:
-        """Return those of tuples of a view, a point and a pixel. Raises ValueError for what is no number."""
-        table = np.array(rows, dtype=np.float64).reshape(len(rows), 4)
+    def of(cls, rows: Iterable[tuple[int, int, float, float]]) -> ImagePoints:
+        """Return those of tuples of a view, a point and a pixel. Raises ValueError and TypeError for other tuples."""
+        table = np.fromiter(rows, np.dtype((np.float64, 4))).astype(np.float64)
         return cls(table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2:])
 
     def joined(self, other: ImagePoints, before: int) -> ImagePoints:

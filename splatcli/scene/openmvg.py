@@ -183,12 +183,10 @@ def _points(
         if entries and xyz.shape[1:] != (3,):
             raise ValueError("not three numbers")
         seen = ImagePoints.of(
-            [
-                (numbers[one["key"]], row, *one["value"]["x"])
-                for row, (_, value) in enumerate(kept)
-                for one in value.get("observations", ())
-                if one["key"] in numbers
-            ]
+            (numbers[one["key"]], row, *one["value"]["x"])
+            for row, (_, value) in enumerate(kept)
+            for one in value.get("observations", ())
+            if one["key"] in numbers
         )
     except (KeyError, TypeError, ValueError) as error:
         what = f"a point of the structure has no X of three numbers, or an observation no x of two ({error!r})"

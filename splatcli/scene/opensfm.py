@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -214,22 +214,26 @@ def _gps(shot: dict[str, Any]) -> list[float] | None:
 
 
 def _observations(tracks: Path, points: dict[str, int], numbers: dict[str, int], views: list[View]) -> ImagePoints:
-    """Return the observations of points. points, numbers: rows of points and indices of views by their names.
+    """Return the observations of points. points, numbers: rows of points and indices of views by their names."""
+    seen = ImagePoints.of(_rows(tracks, points, numbers))
+    lenses = [view.lens(0, 0) for view in views]
+    here = np.array([(lens.width, lens.height) for lens in lenses], dtype=np.float64).reshape(-1, 2)[seen.views]
+    return replace(seen, pixels=seen.pixels * here.max(axis=1, keepdims=True) + here / 2)
 
-    Lines have the image, the track, the feature, x and y in units of the longer side from the middle of the image, and
-    more. Tracks become points of the same name. All that was matched is there, also what was rejected later.
+
+def _rows(tracks: Path, points: dict[str, int], numbers: dict[str, int]) -> Iterator[tuple[int, int, float, float]]:
+    """Yield the view, the point and the place of each observation, in longer sides from the middle of the image.
+
+    Lines have the image, the track, the feature, x, y, and more. Points have the names of their tracks.
     """
-    rows = []
     with tracks.open(encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             fields = line.split("\t", 5)
             if len(fields) > 4 and fields[0] in numbers and (row := points.get(fields[1])) is not None:
-                with contextlib.suppress(ValueError):
-                    rows.append((numbers[fields[0]], row, float(fields[3]), float(fields[4])))
-    seen = ImagePoints.of(rows)
-    lenses = [view.lens(0, 0) for view in views]
-    here = np.array([(lens.width, lens.height) for lens in lenses], dtype=np.float64).reshape(-1, 2)[seen.views]
-    return replace(seen, pixels=seen.pixels * here.max(axis=1, keepdims=True) + here / 2)
+                try:
+                    yield numbers[fields[0]], row, float(fields[3]), float(fields[4])
+                except ValueError:
+                    continue  # no line of OpenSfM's
 
 
 def _points(document: dict[str, Any], file: Path, limit: int) -> tuple[RawPoints | None, dict[str, int]]:
