@@ -231,6 +231,11 @@ class DataConfig(Section):
     allow_outside: Annotated[bool, Flag("--allow-outside")] = Field(
         False, description="Read images and points that the scene's files place outside its folder."
     )
+    points: Annotated[str | None, Flag("--points", metavar="PATH", default="the scene's own")] = Field(
+        None,
+        description="Points in place of the scene's own, in the frame of its cameras: a PLY, or the folder of a COLMAP "
+        "model or of a scene that splat sfm made.",
+    )
     drop_bad_points: Annotated[bool, Flag("--drop-bad-points")] = Field(
         False, description="Leave out points that are NaN or infinite instead of refusing the scene."
     )
@@ -850,7 +855,7 @@ def build_config(
 
 
 #: Settings that may be paths. A shell leaves ~ as it is in --masks=~/masks, and a TOML file and Python have none.
-_PATHS = {"data.scene", "data.model", "data.images", "data.masks", "data.depths", "model.init"}
+_PATHS = {"data.scene", "data.model", "data.images", "data.masks", "data.depths", "data.points", "model.init"}
 
 
 def read_settings(
@@ -880,6 +885,8 @@ def read_settings(
     for key in _PATHS & values.keys():
         if isinstance(values[key], str):
             values[key] = os.path.expanduser(values[key])
+    if isinstance(values.get("data.points"), str):
+        values["data.points"] = os.path.abspath(values["data.points"])  # a resumed run reads it again, from anywhere
     return values
 
 

@@ -19,7 +19,7 @@ from splatcli.cli.dry_run import show_earlier, show_sfm, show_training
 from splatcli.cli.model import Model, find_model, load_model, newest_checkpoint, run_folder
 from splatcli.cli.process import ECHO, Requests, exit_code
 from splatcli.cli.ranks import check_sharded
-from splatcli.cli.sfm import lacks_cameras, scene_with_cameras
+from splatcli.cli.sfm import lacks_cameras, scene_with_cameras, scene_with_points
 from splatcli.cli.time_budget import TimeBudget, process_age
 from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UnreadableError, UsageError, os_errors
 from splatcli.output import free_folder
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from splatcli.checkpoint.run_dir import RunDir
     from splatcli.config import Config
     from splatcli.distributed.process_group import ProcessGroup
+    from splatcli.scene.scene import Scene
     from splatcli.train.events import Evaluated
     from splatcli.train.trainer import Trainer
     from splatcli.viewer.live_viewer import LiveRun
@@ -149,13 +150,17 @@ def start_training(
         if run.overwrite and run.output is not None:
             _check_movable(run.output, scene.root)
         start = resolve_init(config, scene)
+        if start == RANDOM != config.model.init:
+            points = _points_for(run, scene, config, place=place, device=device, group=group, out=out)
+            if points is not None:
+                moved["data.points"] = str(points)
+                config = run.rebuild_config(moved)
+                with _slow_section(group, "reading the scene"):
+                    scene = read_scene(
+                        Path(config.data.scene), config.data, background=training_image_background(config)
+                    )
+                start = resolve_init(config, scene)
         if start != config.model.init:  # known only after reading the scene; learning rates depend on it
-            if start == RANDOM:
-                given_as = shlex.quote(config.data.scene)
-                out.note(
-                    f"note: training begins with random points; splat sfm {given_as} --cameras {given_as} triangulates "
-                    "better ones (docs/quality.md)"
-                )
             moved["model.init"] = start
             config = run.rebuild_config(moved)
         budget = None
@@ -343,6 +348,31 @@ def _on_rank0(group: ProcessGroup | None, doing: str, make: Callable[[], Path]) 
     with group.rank0_section(doing):
         path = make() if group.rank == 0 else Path()
     return Path(group.broadcast(str(path)))
+
+
+def _points_for(
+    run: NewRun, scene: Scene, config: Config, *, place: Path, device: str, group: ProcessGroup | None, out: Output
+) -> Path | None:
+    """Return the folder of points triangulated for a scene without any; None where training begins with random ones.
+
+    A run by the clock and --dry-run do not wait for them. place: the folder of the run.
+    """
+    if run.dry or run.limit is not None:
+        given_as = shlex.quote(config.data.scene)
+        out.note(
+            "note: the scene has no points; splat train triangulates them first"
+            if run.limit is None
+            else f"note: training begins with random points; splat sfm {given_as} --cameras {given_as} triangulates "
+            "better ones (docs/quality.md)"
+        )
+        return None
+
+    def make() -> Path:
+        found = scene_with_points(scene, config.data, run=place, overwrite=run.overwrite, device=device, out=out)
+        return found or Path()
+
+    found = _on_rank0(group, "triangulating points", make)
+    return None if found == Path() else found
 
 
 def _open_run_dir(group: ProcessGroup | None, make: Callable[[], RunDir]) -> RunDir:

@@ -17,6 +17,8 @@ from splatcli.output import OUTPUT
 
 if TYPE_CHECKING:
     from splatcli.config import DataConfig
+    from splatcli.scene.scene import Scene
+    from splatcli.sfm.images import SfmInput
     from splatcli.sfm.options import SfmOptions
     from splatcli.sfm.run import SfmResult
 
@@ -56,7 +58,8 @@ class SfmArguments:
             "--matching",
             metavar="HOW",
             help="exhaustive: all pairs of images; retrieval: images that look alike; sequential: these and neighbours "
-            "in name order.  [default: auto, exhaustive for up to 60 images, else sequential]",
+            "in name order.  [default: auto, exhaustive for up to 60 images, else sequential; with --cameras "
+            "the images of the nearest poses]",
         ),
     ] = None
     mapper: Annotated[
@@ -210,6 +213,9 @@ def sfm(args: SfmArguments) -> int:
     return 0
 
 
+#: With fewer triangulated points than this, training begins with random ones.
+_LEAST_POINTS = 100
+
 #: Seconds between two plain lines of progress, and between two JSON objects.
 _PLAIN_EVERY, _JSON_EVERY = 10.0, 1.0
 
@@ -246,17 +252,40 @@ def find_cameras(
     masks: see find_input().
     """
     from splatcli.sfm.images import find_input
-    from splatcli.sfm.run import doubts, gpu_wanted, lines, notes, run_sfm
 
     footage = find_input(images, masks)
+    return _solve(footage, chosen, place=place, beside=beside, overwrite=overwrite, device=device, out=out)
+
+
+def _solve(
+    footage: SfmInput,
+    chosen: SfmOptions,
+    *,
+    place: Path | None,
+    beside: Path,
+    overwrite: bool,
+    device: str,
+    out: Output,
+    keep_failed: bool = True,
+) -> SfmResult:
+    from splatcli.sfm.run import doubts, gpu_wanted, lines, notes, run_sfm
+
     gpu = gpu_wanted(device)
     with _PhaseProgress(out) as progress:
         solved = run_sfm(
-            footage, chosen, place=place, beside=beside, overwrite=overwrite, gpu=gpu, tell=progress.report
+            footage,
+            chosen,
+            place=place,
+            beside=beside,
+            overwrite=overwrite,
+            gpu=gpu,
+            tell=progress.report,
+            keep_failed=keep_failed,
         )
     folder = solved.folder
     if solved.reused:
-        out.note(f"cameras found before are used: {_shown(folder)}")
+        what = "points" if chosen.cameras is not None else "cameras"
+        out.note(f"{what} found before are used: {_shown(folder)}")
     else:
         out.note("\n".join(lines(solved.facts)))
     for note in notes(solved.facts):
@@ -271,20 +300,70 @@ def scene_with_cameras(path: Path, data: DataConfig, *, run: Path, overwrite: bo
 
     run: the folder of the run. Raises OutputError for a folder that will be refused, before the work.
     """
-    from splatcli.checkpoint.run_dir import has_content
     from splatcli.sfm.options import SfmOptions
 
     if not lacks_cameras(path, data):
         return path
+    _check_new(run, overwrite=overwrite)
+    out.note(f"{path.resolve().name} has no cameras: splat sfm estimates them first")
+    return find_cameras(
+        path, SfmOptions(), beside=run.parent, device=_sfm_device(device), masks=data.masks, out=out
+    ).folder
+
+
+def _check_new(run: Path, *, overwrite: bool) -> None:
+    """Raise OutputError for the folder of a run that will be refused, before the work."""
+    from splatcli.checkpoint.run_dir import has_content
+
     if run.is_dir() and has_content(run) and not overwrite:
         raise OutputError(
             "the output folder exists and is not empty",
             where=run,
             remedy="--overwrite moves a run aside, or choose another -o",
         )
-    out.note(f"{path.resolve().name} has no cameras: splat sfm estimates them first")
-    gpu = "cpu" if device == "cpu" else "auto"
-    return find_cameras(path, SfmOptions(), beside=run.parent, device=gpu, masks=data.masks, out=out).folder
+
+
+def _sfm_device(device: str) -> str:
+    """Return the device of structure from motion for that of training: pycolmap may lack a GPU that torch has."""
+    return "cpu" if device == "cpu" else "auto"
+
+
+def scene_with_points(
+    scene: Scene, data: DataConfig, *, run: Path, overwrite: bool, device: str, out: Output
+) -> Path | None:
+    """Return the folder of points triangulated with the cameras of a scene that has none.
+
+    None where images and cameras give too few; a warning says so. The other arguments are those of
+    scene_with_cameras(), and so is what it raises.
+    """
+    from splatcli.errors import ResourceError, SceneError
+    from splatcli.scene.read import read_scene
+    from splatcli.sfm.options import SfmOptions
+    from splatcli.sfm.triangulate import images_of, known_cameras
+
+    _check_new(run, overwrite=overwrite)
+    out.note("the scene has no points: splat sfm triangulates them first (--init random goes without)")
+    try:
+        full = read_scene(scene.root, data.model_copy(update={"resolution": 1}).without_depths())
+        footage = images_of(full)
+        chosen = SfmOptions(cameras=known_cameras(full, footage))
+        solved = _solve(
+            footage,
+            chosen,
+            place=None,
+            beside=run.parent,
+            overwrite=False,
+            device=_sfm_device(device),
+            out=out,
+            keep_failed=False,
+        )
+    except (SceneError, ResourceError) as error:
+        out.warn(f"training begins with random points, because no others can be triangulated: {error.what}")
+        return None
+    if solved.facts["points"] < _LEAST_POINTS:
+        out.warn(f"training begins with random points: only {solved.facts['points']} could be triangulated")
+        return None
+    return solved.folder
 
 
 def lacks_cameras(path: Path, data: DataConfig) -> bool:

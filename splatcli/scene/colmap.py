@@ -19,7 +19,7 @@ import math
 import mmap
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -257,6 +257,25 @@ def _points(model: Model, data: DataConfig, notes: list[str]) -> RawPoints | Non
         return read(path, data.max_points, data.depths == AUTO or wants_relative(model.folder, data))
     notes.append(f"{path.name} is missing")
     return None
+
+
+def read_points(root: Path, data: DataConfig, notes: list[str]) -> RawPoints:
+    """Return the points of a model in or below ``root``, the one with most images, without tracks.
+
+    Raises SceneError where there is no model, or none with points.
+    """
+    here = _model_at(root)
+    models = [here] if here is not None else find_models(root) or search_models(root)
+    if not models:
+        raise SceneError(
+            "there is no COLMAP model (cameras and images, .bin or .txt)",
+            where=root,
+            remedy="--points names the folder of one, a scene that has one, or a PLY",
+        )
+    points = _points(models[0], data.without_depths(), notes)
+    if points is None:
+        raise SceneError("the model has no points", where=models[0].folder, remedy="triangulate some, or leave it out")
+    return replace(points, tracks=None)
 
 
 def _image_folders(root: Path, model: Path) -> list[Path]:

@@ -33,7 +33,7 @@ from splatcli.scene.georeference import place_of, read_sidecar
 from splatcli.scene.images import ImageStore, cache_bytes
 from splatcli.scene.masks import alpha_is_mask, find_masks
 from splatcli.scene.partition import restrict_to_block
-from splatcli.scene.points import PointCloud, clean_points, nearest_points
+from splatcli.scene.points import PointCloud, RawPoints, clean_points, nearest_points, read_points_ply
 from splatcli.scene.relative_depths import fit_relative_depths
 from splatcli.scene.scene import Scene, collinear, extent_of, move_origin, origin_offset, split_views
 from splatcli.scene.source import Problems, Reader, SceneSource, View
@@ -280,10 +280,11 @@ def build_scene(
     views = [view for view in views if view.name in found.paths]
     offset = _offset(views, data, notes)
     points: PointCloud | None = None
-    if source.points is not None:
+    raw = source.points if data.points is None else _given_points(Path(data.points), data, notes)
+    if raw is not None:
         with problems.collect():
             points = clean_points(
-                source.points,
+                raw,
                 offset,
                 drop_bad=data.drop_bad_points,
                 max_doubt=data.max_point_error,
@@ -334,6 +335,27 @@ def build_scene(
         place_of(sidecar) if source.place is None else source.place,
         source.observations,
     )
+
+
+def _given_points(path: Path, data: DataConfig, notes: list[str]) -> RawPoints:
+    """Return the points of a PLY or a COLMAP model that take the place of the scene's own, without their tracks.
+
+    Raises SceneError where there are none.
+    """
+    if not path.exists():
+        raise SceneError(
+            "there are no points here",
+            where=path,
+            remedy="--points names a PLY, or the folder of a COLMAP model or of what splat sfm made; put back "
+            "what a run began with, or resume with --set data.points=PATH",
+        )
+    if path.is_dir():
+        return colmap.read_points(path, data, notes)
+    try:
+        return read_points_ply(path, data.max_points)
+    except SceneError as error:
+        remedy = "--points names a PLY with x y z red green blue, or the folder of a COLMAP model"
+        raise SceneError(error.what, where=error.where, remedy=remedy) from None
 
 
 #: The sparse point, counted from the camera, that its near plane goes by: some nearer ones may be stray. Of more points

@@ -69,13 +69,15 @@ def run_sfm(
     overwrite: bool,
     gpu: bool,
     tell: Tell,
+    keep_failed: bool = True,
 ) -> SfmResult:
     """Build the scene of the images in ``place``; by default in ``<beside>/<name>-sfm``, numbered where others have it.
 
     What is there already for the same images and options is used again, unless ``overwrite`` says to replace it.
     Raises SceneError for images that do not suffice or are not there, OutputError for the place, ResourceError when
     pycolmap crashed.
-    Whatever ends this call, features and matches that were found are kept for the next one.
+    Whatever ends this call, features and matches that were found are kept for the next one; ``keep_failed=False`` keeps
+    none where images do not suffice.
     """
     key = {"version": _VERSION, "photos": footage.fingerprint(), "options": options.as_dict()}
     folder = (place or _free_place(beside, footage, key)).absolute()
@@ -88,7 +90,7 @@ def run_sfm(
         return SfmResult(folder, known, True)
     _check_place(folder, footage, key, overwrite=overwrite)
     _check_named(footage, options)
-    with ended_by_signals(), _temporary(folder, _features_key(key, options, gpu)) as made:
+    with ended_by_signals(), _temporary(folder, _features_key(key, options, gpu), keep_failed) as made:
         threads = machine.cores()
         facts = run_worker(footage, options, made, threads=threads, gpu=gpu, tell=tell)
         facts = {"source": str(footage.path), **facts, "not_read": list(footage.unread), "key": key}
@@ -261,10 +263,11 @@ _KEY = "key.json"
 
 
 @contextlib.contextmanager
-def _temporary(folder: Path, key: dict[str, Any]) -> Iterator[Path]:
+def _temporary(folder: Path, key: dict[str, Any], keep_failed: bool) -> Iterator[Path]:
     """Have a folder to work in, beside ``folder``; what an earlier call with this key left may be in it.
 
-    It is removed at the end, unless an exception ends the block and features were found.
+    It is removed at the end, unless an exception ends the block and features were found. keep_failed: also where it is
+    a SceneError.
     """
     made = folder.with_name(f"{folder.name}.tmp.{os.getpid()}.{secrets.token_hex(4)}")
     parents = [parent for parent in folder.parents if not parent.exists()]
@@ -283,7 +286,9 @@ def _temporary(folder: Path, key: dict[str, Any]) -> Iterator[Path]:
             raise OutputError(f"cannot be written: {error.strerror}", where=error.filename) from None
         try:
             yield made
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, SceneError) and not keep_failed:
+                shutil.rmtree(made, ignore_errors=True)
             if _has_features(made):
                 _log.info(f"features and matches are kept in {made}; the same command goes on with them")
             raise
@@ -556,7 +561,12 @@ def doubts(facts: dict[str, Any]) -> list[str]:
             f"only {facts['registered']} of {facts['total']} images could be registered: take more images in between, "
             f"or try {matching}a larger --max-image-size"
         )
-    if not facts["reprojection_error_px"] <= _LARGE_ERROR:
+    if not facts["reprojection_error_px"] <= _LARGE_ERROR and facts.get("cameras_held"):
+        found.append(
+            f"points are off by {facts['reprojection_error_px']:.2f} pixels on average with these cameras: splat train "
+            "--pose-opt refines their poses, or splat sfm IMAGES estimates others"
+        )
+    elif not facts["reprojection_error_px"] <= _LARGE_ERROR:
         lenses = {camera["model"] for camera in facts["cameras"]}
         model = "another --camera-model than OPENCV" if lenses == {"OPENCV"} else "--camera-model OPENCV"
         lens = "other lens models do not help; try " if facts.get("lenses") else f"try {model}, and "

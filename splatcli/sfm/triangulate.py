@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.spatial.distance import cdist
 
 from splatcli.errors import SceneError, UsageError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.sfm.features import Stored
 from splatcli.sfm.images import SfmInput
+from splatcli.sfm.matching import NEIGHBOURS, Pair
 from splatcli.sfm.options import MIN_IMAGES
 
 if TYPE_CHECKING:
     from splatcli.scene.scene import Scene
+
+#: Degrees between the axes of two cameras that count as much as a usual distance between neighbours, and degrees from
+#: which two cameras see no side of a thing alike.
+_TURN, _FACING = 30.0, 90.0
 
 
 def known_cameras(scene: Scene, footage: SfmInput) -> dict[str, dict[str, Any]]:
@@ -61,6 +68,60 @@ def known_cameras(scene: Scene, footage: SfmInput) -> dict[str, dict[str, Any]]:
             remedy="name the folder of the same images, with their cameras",
         )
     return found
+
+
+def images_of(scene: Scene) -> SfmInput:
+    """Return the images of a scene as the input of structure from motion, with their masks. scene: at full size.
+
+    Names are relative to the folder that all images lie in or below. Raises SceneError for fewer than MIN_IMAGES.
+    """
+    files = [source.path.absolute() for source in scene.images.sources]
+    if len(files) < MIN_IMAGES:
+        raise SceneError(f"there are only {len(files)} images, at least {MIN_IMAGES} are needed", where=scene.root)
+    folder = _common_folder(files)
+    masked = [
+        (file, source.mask.absolute()) for file, source in zip(files, scene.images.sources, strict=True) if source.mask
+    ]
+    mask_folder = _common_folder([mask for _, mask in masked]) if masked else None
+    return SfmInput(
+        folder,
+        tuple(sorted(file.relative_to(folder).as_posix() for file in files)),
+        {
+            file.relative_to(folder).as_posix(): mask.relative_to(mask_folder).as_posix()
+            for file, mask in masked
+            if mask_folder is not None
+        },
+        mask_folder,
+    )
+
+
+def _common_folder(files: list[Path]) -> Path:
+    return Path(os.path.commonpath([file.parent for file in files]))
+
+
+def pairs_by_pose(cameras: Sequence[Mapping[str, Any]], neighbours: int = NEIGHBOURS) -> list[Pair]:
+    """Pair each image with the ``neighbours`` whose cameras are nearest; return ascending pairs (i, j), i < j.
+
+    cameras: of N images, as known_cameras() gives them. The distance of two is that of their centres, in units of the
+    median distance to the ``neighbours``-th nearest centre, and the angle between their axes in units of _TURN.
+    Cameras that look further apart than _FACING are not paired.
+    """
+    viewmats = np.array([camera["viewmat"] for camera in cameras])
+    axes = viewmats[:, 2, :3]
+    centers = -np.einsum("nij,ni->nj", viewmats[:, :, :3], viewmats[:, :, 3])
+    count = min(neighbours, len(centers) - 1)
+    if count < 1:
+        return []
+    apart = cdist(centers, centers)
+    usual = float(np.median(np.partition(apart, count, axis=1)[:, count]))
+    angle = np.degrees(np.arccos(np.clip(axes @ axes.T, -1.0, 1.0)))
+    distance = apart / (usual or 1.0) + angle / _TURN
+    distance[angle > _FACING] = np.inf
+    np.fill_diagonal(distance, np.inf)
+    nearest = np.argsort(distance, axis=1, kind="stable")[:, :count]
+    return sorted(
+        {(min(i, int(j)), max(i, int(j))) for i, row in enumerate(nearest) for j in row if np.isfinite(distance[i, j])}
+    )
 
 
 def _lens(known: Mapping[str, Any]) -> pycolmap.Camera:

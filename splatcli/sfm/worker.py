@@ -37,7 +37,7 @@ from splatcli.sfm.lens import choose_lenses
 from splatcli.sfm.matching import Pair, choose_pairs, how_to_match, match, match_again, pairs_to_retry
 from splatcli.sfm.options import AUTO, COLOURS, LOCK, MIN_IMAGES, VIDEO_FRAMES, Matching, SfmOptions
 from splatcli.sfm.panorama import face_camera, is_panorama, write_faces, write_masks
-from splatcli.sfm.triangulate import hold_lenses, triangulate
+from splatcli.sfm.triangulate import hold_lenses, pairs_by_pose, triangulate
 from splatcli.sfm.video import sharpest, sharpness, write_frames, write_more_frames
 
 Tell = Callable[[str, int, int], None]
@@ -103,14 +103,18 @@ class Job:
         )
         self._leave_out(bad)
         self._check_count([item.image.name for item in stored])
+        cameras = self.options.cameras
         how = how_to_match(self.options.matching, len(stored), video=self.footage.is_video)
-        pairs = choose_pairs(how, [item.sample for item in stored], self.options.seed)
+        by_pose = cameras is not None and self.options.matching == "auto"
+        if cameras is not None and by_pose:
+            pairs = pairs_by_pose([cameras[item.image.name] for item in stored])
+        else:
+            pairs = choose_pairs(how, [item.sample for item in stored], self.options.seed)
         # The faces of a panorama are at one place, and known to each other.
         source = sources(stored)
         pairs = [(i, j) for i, j in pairs if source[i] is None or source[i] != source[j]]
         keys = keys_of(stored, images)
         seed = self.options.seed
-        cameras = self.options.cameras
         if cameras is not None:
             hold_lenses(database, stored, cameras)
         verified = self._match("matching", database, keys, pairs)
@@ -164,7 +168,8 @@ class Job:
             "georeference": placed,
             "other_models": [other.num_reg_images() for other in models[1:]],
             "other_images": [sorted(centers_of(other)) for other in models[1:]],
-            "matching": how,
+            "cameras_held": cameras is not None,
+            "matching": "poses" if by_pose else how,
             "pairs": len(mapped.pairs),
             "verified_pairs": mapped.verified,
             "added_frames": added,

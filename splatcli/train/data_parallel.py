@@ -73,7 +73,7 @@ def check_same_run(group: ProcessGroup | None, state: TrainState, scene: Scene) 
         return
     caps = [int(cap) for (cap,) in group.all_gather_scalars("the settings", [state.config.memory.cap or 0]) if cap]
     state.config = with_settings(state.config, {"memory.cap": min(caps, default=None)})
-    settings = with_settings(state.config, {"data.scene": ""})
+    settings = with_settings(state.config, {"data.scene": "", "data.points": None})
     group.check_agreement(
         "the run",
         program=_sum_of([__version__, torch.__version__]),

@@ -152,7 +152,7 @@ def _short(value: str | int | None) -> str:
 
 
 #: Settings that affect no trained bit.
-_HARMLESS = ("save.", "guard.", "train.eval_every", "data.cache_bytes", "memory.offload")
+_HARMLESS = ("save.", "guard.", "train.eval_every", "data.cache_bytes", "data.points", "memory.offload")
 
 #: Settings that took effect before the first step.
 _FIXED_VIEWS = ("views.pose_opt", "views.exposure", "views.bilateral_grid", "views.ppisp")

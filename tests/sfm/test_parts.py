@@ -226,6 +226,7 @@ REPORT = {
         ({"parallax_degrees": 2.0}, ["2.0 degrees of parallax"]),
         ({"reprojection_error_px": 1.75}, ["1.75 pixels"]),
         ({"reprojection_error_px": float("nan")}, ["nan pixels"]),
+        ({"reprojection_error_px": 1.75, "cameras_held": True}, ["1.75 pixels on average with these cameras"]),
         ({"registered": 6, "other_models": [4, 3]}, ["only 6 of 10", "3 models that nothing connects"]),
         (
             {"unreadable": {"y.jpg": "is empty"}},

@@ -11,9 +11,11 @@ from PIL import Image
 
 from splatcli.cli.commands import run
 from splatcli.config import DataConfig
+from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
+from splatcli.sfm.triangulate import pairs_by_pose
 from tests.sfm import corner
 from tests.sfm.conftest import NUM_IMAGES, TURNED, name_of
 
@@ -93,7 +95,7 @@ def test_a_second_call_uses_the_first_and_other_cameras_do_not(
     posed: Path, made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["sfm", str(posed), "--cameras", str(posed), "-o", str(made)]) == 0
-    assert "cameras found before are used" in capfd.readouterr().err
+    assert "points found before are used" in capfd.readouterr().err
     moved = json.loads((posed / "transforms.json").read_text())
     moved["fl_x"] += 1
     moved["frames"].pop()
@@ -133,7 +135,68 @@ def test_what_cannot_be_is_refused(
     assert says in capfd.readouterr().err
 
 
-def test_training_without_points_says_how_to_get_some(posed: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["train", str(posed), "--dry-run", "--device", "cpu"]) == 0
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--dry-run"], "the scene has no points; splat train triangulates them first"),
+        (["--init", "random", "--iterations", "1"], "started from 1000 random points"),
+        (["--max-time", "9s", "--dry-run"], "splat sfm {scene} --cameras {scene} triangulates better ones"),
+    ],
+)
+def test_training_does_not_wait_for_points(
+    posed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    assert run(["train", str(posed), *words, "--cap-max", "10000", "--device", "cpu", "-o", str(tmp_path / "run")]) == 0
+    assert says.format(scene=posed) in capfd.readouterr().err
+    assert not (tmp_path / f"{posed.name}-sfm").exists()
+
+
+def test_training_triangulates_points_that_are_missing(
+    posed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train", str(posed), "--device", "cpu", "-o", "out/run", "--cap-max", "2000"]
+    assert run([*words, "--iterations", "3", "--stop-at", "2"]) == 0
     said = capfd.readouterr().err
-    assert f"splat sfm {posed} --cameras {posed} triangulates better ones" in said
+    points = tmp_path / "out" / f"{posed.name}-sfm"
+    assert "the scene has no points: splat sfm triangulates them first" in said
+    assert "random" not in said.replace("--init random", "")
+    config = json.loads((tmp_path / "out/run/config.json").read_text())
+    assert (config["data"]["points"], config["data"]["scene"]) == (str(points), str(posed))
+    assert config["model"]["init"] == "sfm"
+    # The same command goes on; the points are read again, wherever they are now.
+    moved = points.rename(tmp_path / "points")
+    assert run([*words, "--iterations", "3"]) == 3
+    assert f"there are no points here\n  where: {points}" in capfd.readouterr().err
+    assert run(["resume", "out/run", "--set", f"data.points={moved}"]) == 0
+    # Another run uses them again, and their frame is that of the cameras, far from the origin.
+    moved.rename(points)
+    assert run([*words[:-3], "out/again", "--cap-max", "2000", "--iterations", "1"]) == 0
+    assert "points found before are used" in capfd.readouterr().err
+    scene = read_scene(posed, DataConfig(points=str(points)))
+    assert scene.points is not None
+    distance = np.abs(scene.points.xyz.astype(np.float64) + np.asarray(scene.offset) - SHIFT).min(axis=1)
+    assert np.median(distance) < 0.01
+
+
+def test_points_of_a_file_take_the_place_of_the_scenes(posed: Path, made: Path, tmp_path: Path) -> None:
+    rows = ["ply", "format ascii 1.0", "element vertex 5", *(f"property float {axis}" for axis in "xyz"), "end_header"]
+    (tmp_path / "cloud.ply").write_text("\n".join([*rows, *("1 2 3" for _ in range(5))]) + "\n")
+    for scene in (made, posed):
+        points = read_scene(scene, DataConfig(points=str(tmp_path / "cloud.ply"))).points
+        assert points is not None
+        assert len(points) == 5
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SceneError, match="there is no COLMAP model"):
+        read_scene(posed, DataConfig(points=str(tmp_path / "empty")))
+    (tmp_path / "cloud.ply").write_text("no")
+    with pytest.raises(SceneError, match="--points names a PLY"):
+        read_scene(posed, DataConfig(points=str(tmp_path / "cloud.ply")))
+
+
+def test_images_of_near_poses_are_pairs() -> None:
+    """A row of cameras that look the same way, one of them turned away, and one far away."""
+    centers = [0.0, 1.0, 2.0, 3.0, 4.0, 100.0]
+    cameras = [{"viewmat": [[1, 0, 0, -x], [0, 1, 0, 0], [0, 0, 1, 0]]} for x in centers]
+    cameras[2] = {"viewmat": [[-1, 0, 0, 2], [0, 1, 0, 0], [0, 0, -1, 0]]}
+    assert pairs_by_pose(cameras, 2) == [(0, 1), (0, 3), (1, 3), (1, 4), (3, 4), (3, 5), (4, 5)]
