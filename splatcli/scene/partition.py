@@ -11,6 +11,7 @@ column is left out when blocks are merged.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -93,7 +94,10 @@ def make_grid(scene: Scene, shape: tuple[int, int]) -> Grid:
         raise SceneError(
             f"{count} points are too few to cut the scene into {shape[0]} x {shape[1]} blocks",
             where=scene.root,
-            remedy="blocks are found by the sparse points of a reconstruction; take fewer blocks, or none",
+            remedy=f"splat sfm {shlex.quote(str(scene.root))} --cameras {shlex.quote(str(scene.root))} -o DIR "
+            "triangulates points, and --points DIR takes them"
+            if count == 0
+            else "blocks are found by the sparse points of a reconstruction; take fewer blocks, or none",
         )
     xyz = scene.points.xyz.astype(np.float64)
     axes = _ground(xyz)

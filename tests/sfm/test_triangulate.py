@@ -138,6 +138,7 @@ def test_what_cannot_be_is_refused(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (["--blocks", "1x1"], "splat sfm {scene} --cameras {scene} -o DIR triangulates points, and --points DIR"),
         (["--dry-run"], "the scene has no points; splat train triangulates them first"),
         (["--init", "random", "--iterations", "1"], "started from 1000 random points"),
         (["--max-time", "9s", "--dry-run"], "splat sfm {scene} --cameras {scene} triangulates better ones"),
@@ -146,7 +147,8 @@ def test_what_cannot_be_is_refused(
 def test_training_does_not_wait_for_points(
     posed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], says: str
 ) -> None:
-    assert run(["train", str(posed), *words, "--cap-max", "10000", "--device", "cpu", "-o", str(tmp_path / "run")]) == 0
+    command = ["train", str(posed), *words, "--cap-max", "10000", "--device", "cpu", "-o", str(tmp_path / "run")]
+    assert run(command) == (3 if "--blocks" in words else 0)
     assert says.format(scene=posed) in capfd.readouterr().err
     assert not (tmp_path / f"{posed.name}-sfm").exists()
 
