@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define SPLAT_ABI_VERSION 14
+#define SPLAT_ABI_VERSION 15
 #define SPLAT_CHUNK 256      /* Gaussians a work unit; arrays over visible Gaussians have N rounded up to it */
 #define SPLAT_TILE 16        /* pixels a side */
 #define SPLAT_PROJECTED 16   /* reals of a projected Gaussian */
@@ -45,6 +45,8 @@ enum {
 };
 
 enum { SPLAT_FLOAT32 = 0, SPLAT_FLOAT64 = 1 };
+/* How a camera point becomes a pixel, see SplatView.camera_model: docs/math.md 3.1, 3.9, 3.10 */
+enum { SPLAT_CAMERA_PINHOLE = 0, SPLAT_CAMERA_ORTHO = 1, SPLAT_CAMERA_FISHEYE = 2 };
 enum { SPLAT_ISA_PORTABLE = 0, SPLAT_ISA_AVX2 = 1, SPLAT_ISA_AVX512 = 2, SPLAT_ISA_NEON = 3 };
 
 /* How to run: first argument of every entry. */
@@ -56,7 +58,7 @@ typedef struct SplatCall {
   int32_t threads; /* CPU: threads, at least 1. CUDA: 1 asks for the simple kernels where there are two */
 } SplatCall;
 
-/* A pinhole camera, OpenCV axes; how to render through it.
+/* A camera, OpenCV axes; how to render through it.
  *
  * Binning and blending process the tile rows [tile_row_begin, tile_row_end) and leave the rest of the image and of
  * tile_ends unchanged; projection and the loss process the whole image. So a view whose tile intersections do not fit
@@ -71,12 +73,14 @@ typedef struct SplatView {
   int32_t with_depth;    /* also accumulate depth */
   int32_t tile_row_begin, tile_row_end;
   double viewmat[16];    /* world to camera, row major */
-  double fx, fy, cx, cy; /* pixels */
+  double fx, fy, cx, cy; /* pixels; fx and fy of SPLAT_CAMERA_ORTHO are pixels a world unit */
   double z_near, z_far;  /* world units */
   const void* filter_3d; /* real [n] standard deviation of each Gaussian's 3D filter, world units; NULL: none */
   const void* bounds;    /* CPU, for splat_project: real [M / SPLAT_CHUNK, SPLAT_BOUNDS], of each chunk's Gaussians the
                             least and largest mean x y z, the largest log-scale and filter_3d; chunks that the view
                             cannot see are skipped. Or NULL; CUDA does not read it */
+  int32_t camera_model;  /* SPLAT_CAMERA_PINHOLE, ... */
+  int32_t reserved;
 } SplatView;
 
 /* Raw parameters, or anything of the same shape (gradients, moments). */

@@ -26,6 +26,7 @@ SPLAT_DEVICE TileRect projected_rect(const float* proj, int tiles_x, int tiles_y
 
 // The geometry of Gaussian i; the tiles of its rectangle, 0 when it is culled. Only the mean is read of a Gaussian
 // behind the camera.
+template <bool PINHOLE>
 SPLAT_DEVICE int64_t project_one(const ProjectJob& job, int64_t i, RawGeometry<float>& raw, float* proj) {
   const View<float>& view = job.view;
   load_mean(job.gaussians, i, raw.mean);
@@ -34,7 +35,8 @@ SPLAT_DEVICE int64_t project_one(const ProjectJob& job, int64_t i, RawGeometry<f
   // Every test is written so that NaN fails it.
   if (!(pc[2] > view.z_near && pc[2] < view.z_far)) return 0;
   load_shape(job.gaussians, i, raw);
-  const ProjectedGeometry<float> g = project_geometry(view, raw, job.antialiased, job.gaussians.filter_3d != nullptr);
+  const ProjectedGeometry<float> g =
+      project_geometry<PINHOLE>(view, raw, job.antialiased, job.gaussians.filter_3d != nullptr);
   const float tau = g.log2_opacity - float(kMinLog2Alpha);
   const float half_x = support_half_width(tau, g.cov.a), half_y = support_half_width(tau, g.cov.c);
   const bool alive = tau >= 0.0f && g.quat_norm2 >= float(kMinQuatNorm2) && g.cov.det >= 1e-6f &&
@@ -98,13 +100,13 @@ SPLAT_DEVICE void catch_up_shN(const LazyShN& lazy, int width, int64_t i, bool s
   __syncwarp();  // rows are read by the threads of their Gaussians
 }
 
-template <int DEGREE>
+template <int DEGREE, bool PINHOLE>
 __global__ void __launch_bounds__(SPLAT_CHUNK) project_chunks(ProjectJob job) {
   if (overflowed(job.counters)) return;
   const int64_t chunk = blockIdx.x, i = chunk * SPLAT_CHUNK + threadIdx.x;
   RawGeometry<float> raw;
   float proj[kProjHalfY + 1];
-  const int64_t tiles = i < job.gaussians.n ? project_one(job, i, raw, proj) : 0;
+  const int64_t tiles = i < job.gaussians.n ? project_one<PINHOLE>(job, i, raw, proj) : 0;
   int visible = 0;
   const int rank = block_exclusive_scan(tiles > 0 ? 1 : 0, &visible);
   const long long bound = block_sum((long long)(tiles));

@@ -130,12 +130,12 @@ SPLAT_DEVICE const float* sum_huge_isect_grads(const float* isect_grads, int64_t
 }
 
 // Mean, shape and opacity of one Gaussian; `sums` is the sum of its intersection gradients.
-template <bool POSE>
+template <bool POSE, bool PINHOLE>
 SPLAT_DEVICE void geometry_vjp(const ProjectVjpJob& job, const RawGeometry<float>& raw, const float* sums,
                                float* v_mean, float* v_quat, float* v_log_scale, float& v_logit, float* v_mean2d,
                                ViewGrad<float>* pose) {
   const bool filtered = job.gaussians.filter_3d != nullptr;
-  const ProjectedGeometry<float> g = project_geometry(job.view, raw, job.antialiased, filtered);
+  const ProjectedGeometry<float> g = project_geometry<PINHOLE>(job.view, raw, job.antialiased, filtered);
   float v_qa, v_qb, v_qc, v_log_opacity;
   isect_grad_vjp(sums, g.conic.a, g.conic.b, g.conic.c, v_mean2d, v_qa, v_qb, v_qc, v_log_opacity);
   float v_a = 0, v_b = 0, v_c = 0;
@@ -157,8 +157,7 @@ SPLAT_DEVICE void geometry_vjp(const ProjectVjpJob& job, const RawGeometry<float
 
   float v_pc[3] = {0, 0, sums[kGradDepth]};
   ViewGrad<float>* const v_view = POSE ? pose : nullptr;
-  affine_map_vjp(job.view, g.pc, g.affine, v_row0, v_row1, v_pc, v_view);
-  camera_to_image_vjp(job.view, g.pc, g.affine.inv_z, v_mean2d, v_pc);
+  project_point_vjp<PINHOLE>(job.view, g.pc, g.affine, v_row0, v_row1, v_mean2d, v_pc, v_view);
   world_to_camera_vjp(job.view, raw.mean, v_pc, v_mean, v_view);
 }
 
@@ -284,7 +283,7 @@ SPLAT_DEVICE void store_pose(const ProjectVjpJob& job, int64_t chunk, const View
   }
 }
 
-template <int DEGREE, bool POSE>
+template <int DEGREE, bool POSE, bool PINHOLE>
 __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob job) {
   if (overflowed(job.counters)) return;
   constexpr int kRoom = ShN<DEGREE>::kRoom;
@@ -335,7 +334,7 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
     load_mean(job.gaussians, i, raw.mean);
     load_shape(job.gaussians, i, raw);
     float v_mean[3] = {0, 0, 0}, v_quat[4] = {0, 0, 0, 0}, v_log_scale[3] = {0, 0, 0}, v_logit = 0, v_mean2d[2];
-    geometry_vjp<POSE>(job, raw, sums, v_mean, v_quat, v_log_scale, v_logit, v_mean2d, &pose);
+    geometry_vjp<POSE, PINHOLE>(job, raw, sums, v_mean, v_quat, v_log_scale, v_logit, v_mean2d, &pose);
     float basis[kRoom], v_colour[3];
     colours_vjp<DEGREE, POSE>(job, i, raw.mean, sums, basis, v_colour, v_mean, &pose);
     for (int k = 0; k < 3; ++k) {

@@ -22,7 +22,8 @@ struct ProjectedGeometry {
   Covariance2d<F> cov;
   Conic<F> conic;
 };
-template <class F, class Real>
+// PINHOLE: whether view.model is that; a parameter, so that the other models cost it nothing.
+template <bool PINHOLE, class F, class Real>
 SPLAT_HD_FORCED ProjectedGeometry<F> project_geometry(const View<Real>& view, const RawGeometry<F>& raw,
                                                       bool antialiased, bool filtered) {
   ProjectedGeometry<F> g;
@@ -36,8 +37,7 @@ SPLAT_HD_FORCED ProjectedGeometry<F> project_geometry(const View<Real>& view, co
     for (int k = 0; k < 3; ++k) share = share * filter_3d_scale(raw.filter_3d, g.scale[k]);
   }
   covariance_root(g.rotation, g.scale, g.root);
-  g.affine = affine_map(view, g.pc);
-  camera_to_image(view, g.pc, g.affine.inv_z, g.mean2d);
+  g.affine = project_point<PINHOLE>(view, g.pc, g.mean2d);
   g.cov = covariance2d(g.affine.row0, g.affine.row1, g.root);
   g.conic = conic(g.cov);
   g.opacity = activate_opacity(raw.logit);

@@ -8,17 +8,21 @@ constexpr double kBlur = 0.3;            // px^2 added to the image covariance, 
 constexpr double kMinQuatNorm2 = 1e-8;   // below it a quaternion has no direction
 constexpr double kClampMargin = 0.15;    // of the image size: how far outside the Jacobian follows the mean
 
-// A pinhole view; S is a plain scalar, shared by all lanes.
+// How a camera point becomes a pixel; the numbers are SplatView's.
+enum CameraModel : int32_t { kPinhole = 0, kOrtho = 1, kFisheye = 2 };
+
+// A view; S is a plain scalar, shared by all lanes.
 template <class S>
 struct View {
   S rotation[9], translation[3];  // world to camera
   S fx, fy, cx, cy, width, height, z_near, z_far;
-  S x_min, x_max, y_min, y_max;  // 3.3: bounds of x/z and y/z in the Jacobian
+  S x_min, x_max, y_min, y_max;  // 3.3: bounds of x/z and y/z in the pinhole's Jacobian
   S center[3];                   // camera position in the world
+  int32_t model;                 // CameraModel
 };
 
 template <class S>
-SPLAT_HD View<S> make_view(const double* viewmat, double fx, double fy, double cx, double cy, double width,
+SPLAT_HD View<S> make_view(int32_t model, const double* viewmat, double fx, double fy, double cx, double cy, double width,
                            double height, double z_near, double z_far) {
   View<S> v;
   for (int i = 0; i < 3; ++i) {
@@ -32,6 +36,7 @@ SPLAT_HD View<S> make_view(const double* viewmat, double fx, double fy, double c
   v.width = S(width), v.height = S(height), v.z_near = S(z_near), v.z_far = S(z_far);
   v.x_min = S((-kClampMargin * width - cx) / fx), v.x_max = S(((1 + kClampMargin) * width - cx) / fx);
   v.y_min = S((-kClampMargin * height - cy) / fy), v.y_max = S(((1 + kClampMargin) * height - cy) / fy);
+  v.model = model;
   return v;
 }
 
@@ -77,7 +82,7 @@ SPLAT_HD void covariance_root_vjp(const T* rotation, const T* scale, const T* v_
   }
 }
 
-// 3.3  The affine map around a point: rows of J R_w, with 1/z and the clamped x/z, y/z that made it.
+// 3.3  The affine map around a point: rows of J R_w; of a pinhole with 1/z and the clamped x/z, y/z that made it.
 template <class T>
 struct Affine {
   T row0[3], row1[3];
@@ -135,6 +140,106 @@ SPLAT_HD void camera_to_image_vjp(const View<S>& view, const T* pc, T inv_z, con
   v_pc[0] += gx;
   v_pc[1] += gy;
   v_pc[2] -= (gx * pc[0] + gy * pc[1]) * inv_z;
+}
+
+// 3.9  A pixel of another model than the pinhole's, and its derivative J by the camera point, row by row.
+template <class T>
+struct PixelMap {
+  T mean2d[2], j[6];
+};
+// Orthographic: fx and fy are pixels a world unit.
+template <class T, class S>
+SPLAT_HD PixelMap<T> ortho_map(const View<S>& view, const T* pc) {
+  const T fx = T(view.fx), fy = T(view.fy), none = T(0);
+  return {{pc[0] * fx + T(view.cx), pc[1] * fy + T(view.cy)}, {fx, none, none, none, fy, none}};
+}
+
+// 3.10  Equidistant fisheye. What J is made of, at the point divided by the larger of z and its distance from the axis:
+// s = angle from the axis / distance from it, q, A and D.
+template <class T>
+struct Fisheye {
+  T x, y, z, inv_scale;
+  T s, q, a, d;
+};
+template <class T>
+SPLAT_HD_FORCED Fisheye<T> fisheye(const T* pc) {
+  const T axis2 = pc[0] * pc[0] + pc[1] * pc[1], axis = sqrt_(axis2);
+  const auto narrow = axis <= pc[2];  // within 45 degrees of the axis
+  Fisheye<T> f;
+  f.inv_scale = T(1) / select(narrow, pc[2], axis);
+  f.x = pc[0] * f.inv_scale, f.y = pc[1] * f.inv_scale, f.z = pc[2] * f.inv_scale;
+  const T t = select(narrow, axis * f.inv_scale, f.z), w = t * t;
+  const T rest = atan_rest(w), tail = rest * w - T(1.0 / 3.0);  // atan(t) = t (1 + w tail)
+  f.q = T(1) / (w + T(1));
+  const T wide = T(1.5707963267948966) - (tail * w * t + t);
+  f.s = select(narrow, tail * w + T(1), wide);
+  f.a = select(narrow, -(f.q + tail), t * f.q - wide);
+  f.d = select(narrow, (T(0.5) - w * T(0.5)) * f.q * f.q + rest * T(1.5), -(t * f.q * f.q + f.a * T(1.5)));
+  return f;
+}
+template <class T, class S>
+SPLAT_HD_FORCED PixelMap<T> fisheye_map(const View<S>& view, const T* pc) {
+  const Fisheye<T> f = fisheye(pc);
+  const T fx = T(view.fx), fy = T(view.fy), jx = f.inv_scale * fx, jy = f.inv_scale * fy;
+  const T across = f.a * f.x * f.y;
+  return {{f.x * f.s * fx + T(view.cx), f.y * f.s * fy + T(view.cy)},
+          {jx * (f.a * f.x * f.x + f.s), jx * across, -(jx * f.x * f.q),  //
+           jy * across, jy * (f.a * f.y * f.y + f.s), -(jy * f.y * f.q)}};
+}
+// Only the part through J: that through the pixel is J^T v_mean2d.
+template <class T, class S>
+SPLAT_HD_FORCED void fisheye_map_vjp(const View<S>& view, const T* pc, const T* v_j, T* v_pc) {
+  const Fisheye<T> f = fisheye(pc);
+  const T fx = T(view.fx), fy = T(view.fy);
+  const T xx = v_j[0] * fx, yy = v_j[4] * fy, xy = v_j[1] * fx + v_j[3] * fy, xz = v_j[2] * fx, yz = v_j[5] * fy;
+  const T v_s = xx + yy, v_a = xx * f.x * f.x + xy * f.x * f.y + yy * f.y * f.y, v_q = -(xz * f.x + yz * f.y);
+  // The derivatives of s, A and q by x are these numbers times x; those by y alike.
+  const T along = v_s * f.a + v_a * T(2) * f.d - v_q * T(2) * f.q * f.q;
+  const T v_x = f.a * (xx * T(2) * f.x + xy * f.y) - xz * f.q + along * f.x;
+  const T v_y = f.a * (yy * T(2) * f.y + xy * f.x) - yz * f.q + along * f.y;
+  const T v_z = f.q * (T(2) * f.q * (v_a - v_q * f.z) - v_s);
+  const T inv2 = f.inv_scale * f.inv_scale;
+  v_pc[0] += v_x * inv2;
+  v_pc[1] += v_y * inv2;
+  v_pc[2] += v_z * inv2;
+}
+
+// 3.1, 3.3, 3.9, 3.10  The pixel of a camera point and the affine map around it, of any model.
+template <bool PINHOLE, class T, class S>
+SPLAT_HD_FORCED Affine<T> project_point(const View<S>& view, const T* pc, T* mean2d) {
+  if (PINHOLE) {
+    const Affine<T> m = affine_map(view, pc);
+    camera_to_image(view, pc, m.inv_z, mean2d);
+    return m;
+  }
+  const PixelMap<T> p = view.model == kOrtho ? ortho_map(view, pc) : fisheye_map(view, pc);
+  Affine<T> m = {};
+  for (int k = 0; k < 2; ++k) mean2d[k] = p.mean2d[k];
+  for (int k = 0; k < 3; ++k) {
+    m.row0[k] = p.j[0] * T(view.rotation[k]) + p.j[1] * T(view.rotation[3 + k]) + p.j[2] * T(view.rotation[6 + k]);
+    m.row1[k] = p.j[3] * T(view.rotation[k]) + p.j[4] * T(view.rotation[3 + k]) + p.j[5] * T(view.rotation[6 + k]);
+  }
+  return m;
+}
+template <bool PINHOLE, class T, class S>
+SPLAT_HD_FORCED void project_point_vjp(const View<S>& view, const T* pc, const Affine<T>& m, const T* v_row0,
+                                       const T* v_row1, const T* v_mean2d, T* v_pc, ViewGrad<T>* v_view) {
+  if (PINHOLE) {
+    affine_map_vjp(view, pc, m, v_row0, v_row1, v_pc, v_view);
+    camera_to_image_vjp(view, pc, m.inv_z, v_mean2d, v_pc);
+    return;
+  }
+  const PixelMap<T> p = view.model == kOrtho ? ortho_map(view, pc) : fisheye_map(view, pc);
+  T v_j[6];
+  for (int k = 0; k < 3; ++k) {
+    const T w[3] = {T(view.rotation[3 * k]), T(view.rotation[3 * k + 1]), T(view.rotation[3 * k + 2])};
+    v_j[k] = dot3(v_row0, w), v_j[3 + k] = dot3(v_row1, w);
+    v_pc[k] += v_mean2d[0] * p.j[k] + v_mean2d[1] * p.j[3 + k];
+  }
+  if (view.model != kOrtho) fisheye_map_vjp(view, pc, v_j, v_pc);
+  if (v_view == nullptr) return;
+  for (int i = 0; i < 3; ++i)
+    for (int k = 0; k < 3; ++k) v_view->rotation[3 * i + k] += p.j[i] * v_row0[k] + p.j[3 + i] * v_row1[k];
 }
 
 // 3.4  Image covariance U U^T + blur, U = (J R_w) M, and the compensation factor of the blur.

@@ -43,6 +43,8 @@ const char* fault(const SplatView* view) {
   if (!sized(view)) return "SplatView has another size than in this library's splat.h";
   if (view->width < 1 || view->height < 1) return "the image has no pixels";
   if (view->sh_degree < 0 || view->sh_degree > 4) return "sh_degree is not in 0..4";
+  if (view->camera_model < SPLAT_CAMERA_PINHOLE || view->camera_model > SPLAT_CAMERA_FISHEYE)
+    return "there is no such camera_model";
   const int32_t tile_rows = int32_t((int64_t(view->height) + SPLAT_TILE - 1) / SPLAT_TILE);
   if (view->tile_row_begin < 0 || view->tile_row_begin >= view->tile_row_end || view->tile_row_end > tile_rows)
     return "the tile rows are not in the image";

@@ -4,10 +4,14 @@
 
 #include "../include/splat.h"
 #include "../math/adam.h"
+#include "../math/projection.h"
 
 namespace splat {
 
 constexpr int64_t kChunk = SPLAT_CHUNK;
+static_assert(kPinhole == int(SPLAT_CAMERA_PINHOLE) && kOrtho == int(SPLAT_CAMERA_ORTHO) &&
+                  kFisheye == int(SPLAT_CAMERA_FISHEYE),
+              "the models of projection.h have the numbers of the ABI");
 
 inline int64_t chunks_of(int64_t n) { return (n + kChunk - 1) / kChunk; }
 inline int32_t tiles_across(int32_t pixels) { return (pixels + SPLAT_TILE - 1) / SPLAT_TILE; }

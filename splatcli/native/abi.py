@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-ABI_VERSION = 14
+ABI_VERSION = 15
 CHUNK = 256
 TILE = 16
 PROJECTED = 16
@@ -18,6 +18,8 @@ DEVICE_FAULT = -2
 #: Places in Frame.counters.
 COUNT_VISIBLE, COUNT_MAX_ISECTS, COUNT_ISECTS, COUNT_OVERFLOW = range(4)
 COUNTERS = 4
+#: View.camera_model by the name of a camera's model.
+CAMERA_MODELS = {"pinhole": 0, "ortho": 1, "fisheye": 2}
 FLOAT32 = 0
 FLOAT64 = 1
 #: Results of splat_best_isa, by the names of build.ISA_FLAGS.
@@ -64,6 +66,8 @@ class View(_Sized):
         ("z_far", c.c_double),
         ("filter_3d", c.c_void_p),
         ("bounds", c.c_void_p),
+        ("camera_model", c.c_int32),
+        ("reserved", c.c_int32),
     ]
 
 

@@ -57,7 +57,8 @@ def view_of(
     z_range: camera z, world units, between which a mean has to lie for its Gaussian to be seen; by default from the
         camera's near plane on.
     Raises ValueError for an image without pixels, for focal lengths that are not positive, for numbers of the camera
-    that are not finite, and for a ``z_range`` that is no pair; TypeError for sizes that are no integers.
+    that are not finite, for a ``z_range`` that is no pair, and for a near plane below 0 of another model than the
+    pinhole; TypeError for sizes that are no integers.
     """
     width, height = (_pixels(name, size) for name, size in (("width", camera.width), ("height", camera.height)))
     if z_range is not None and (not isinstance(z_range, Sequence) or len(z_range) != 2):
@@ -66,6 +67,10 @@ def view_of(
     _check_numbers(camera)
     if math.isnan(near) or math.isnan(far):
         raise ValueError(f"z_range is {z_range!r}; NaN is no limit")
+    if near < 0.0 and camera.model != "pinhole":
+        raise ValueError(
+            f"the near plane of the {camera.model} camera is {near}: what lies behind a camera is not drawn"
+        )
     if viewmat is None and not np.isfinite(camera.viewmat).all():
         raise ValueError("the camera's viewmat has numbers that are not finite")
     pose = camera.viewmat if viewmat is None else viewmat.detach().cpu().double().numpy()
@@ -84,6 +89,7 @@ def view_of(
         cy=camera.cy,
         z_near=near,
         z_far=far,
+        camera_model=abi.CAMERA_MODELS[camera.model],
     )
 
 

@@ -18,9 +18,10 @@ from torch import Tensor
 from splatcli.errors import UsageError
 from splatcli.gaussians import SH_C0, SH_REST, Gaussians
 from splatcli.rasterizer.context import Z_FAR
+from splatcli.rasterizer.reference import other_pixels
 from splatcli.rasterizer.rendering import Projected, Render, ViewRender
 from splatcli.rasterizer.sharded import render_sharded
-from splatcli.scene.camera import NEAR, Camera
+from splatcli.scene.camera import MODELS, NEAR, Camera, CameraModel
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
@@ -38,7 +39,6 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "radius_clip": (0.0, "Gaussians are culled by what they reach, not by a radius"),
     "eps2d": (0.3, "the blur of 0.3 square pixels is part of the kernels"),
     "sparse_grad": (False, "gradients are dense; training here needs none, see splatcli.rasterizer.engine_for"),
-    "camera_model": ("pinhole", "undistort the images: splat does on load"),
     "covars": (None, "give quats and scales"),
     "with_ut": (False, "undistort the images, then the projection needs no unscented transform"),
     "with_eval3d": (False, "Gaussians are evaluated in the image plane; leave it out"),
@@ -49,7 +49,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "tangential_coeffs": (None, "undistort the images: splat does on load"),
     "thin_prism_coeffs": (None, "undistort the images: splat does on load"),
     "ftheta_coeffs": (None, "undistort the images: splat does on load"),
-    "lidar_coeffs": (None, "only pinhole cameras are rendered"),
+    "lidar_coeffs": (None, "only pinhole, orthographic and fisheye cameras are rendered"),
     "external_distortion_coeffs": (None, "undistort the images: splat does on load"),
     "viewmats_rs": (None, "only global shutters are rendered"),
     "extra_signals": (None, "concatenate them to colors, which take any number of channels"),
@@ -89,7 +89,7 @@ def rasterization(
     rasterize_mode: Literal["classic", "antialiased"] = "classic",
     channel_chunk: int = 32,
     distributed: bool = False,
-    camera_model: str = "pinhole",
+    camera_model: CameraModel = "pinhole",
     segmented: bool = False,
     covars: Tensor | None = None,
     with_ut: bool = False,
@@ -122,6 +122,8 @@ def rasterization(
     viewmats: [..., C, 4, 4] world to camera, OpenCV axes; they get gradients. Ks: [..., C, 3, 3] pixels, no gradient.
     backgrounds: [..., C, D].
     packed: meta has rows only for visible Gaussians; images are the same.
+    camera_model: "pinhole"; "ortho", whose focal lengths are pixels a world unit; or "fisheye", equidistant, pixels a
+        radian, up to 180 degrees. docs/math.md 3.9, 3.10
     tile_size: of the intersections that meta lists; images do not depend on it.
     channel_chunk, segmented, ut_params: accepted, without effect.
     rolling_shutter, renderer_config: gsplat's objects or None; only a global shutter and RendererConfig_MixedBatch.
@@ -148,6 +150,12 @@ def rasterization(
         if value is not only and (isinstance(value, Tensor) or value != only):
             text = "a tensor" if isinstance(value, Tensor) else repr(value)
             raise UsageError(f"{name}={text} is not supported", where="rasterization()", remedy=why)
+    if camera_model not in MODELS:
+        raise UsageError(
+            f"camera_model={camera_model!r} is not supported",
+            where="rasterization()",
+            remedy=f"{', '.join(MODELS)}; images of other lenses are undistorted: splat does on load",
+        )
     # gsplat's own enum and classes, without a need to install gsplat.
     if getattr(rolling_shutter, "name", rolling_shutter) not in (None, "GLOBAL"):
         why = "only global shutters are rendered"
@@ -212,7 +220,7 @@ def rasterization(
             )
             for c in range(cameras):
                 own = colors[at][c] if per_camera else colors[at]
-                camera = _camera(poses[at][c], lenses[at][c], width, height)
+                camera = _camera(poses[at][c], lenses[at][c], width, height, camera_model)
                 view = _View(viewmats[at][c], camera, near_plane, far_plane, rasterize_mode, group)
                 behind = None if backgrounds is None else backgrounds[at][c]
                 yield _CameraRender(raw, own, view, behind, sh_degree)
@@ -234,7 +242,7 @@ def rasterization(
             renders = list(camera_renders())
             seen = [one.project() for one in renders]
             projections = _Projections(seen, opacities, batch, cameras, packed, rasterize_mode == "antialiased")
-            means2d, rows, shares = projections.in_graph(Ks, *moved)
+            means2d, rows, shares = projections.in_graph(camera_model, Ks, *moved)
             if absgrad:
                 projections.fill_absgrad(means2d, renders)
             rendered = [one.draw(*row) for one, *row in zip(renders, rows, shares, strict=True)]
@@ -274,10 +282,10 @@ def _check_sharded(
     group.check_agreement("a rasterization", cameras=cameras, **{"SH degree": -1 if sh_degree is None else sh_degree})
 
 
-def _camera(viewmat: Tensor, K: Tensor, width: int, height: int) -> Camera:
+def _camera(viewmat: Tensor, K: Tensor, width: int, height: int, model: CameraModel) -> Camera:
     """Return the camera of a pose [4, 4] and intrinsics [3, 3], both of the host."""
     fx, cx, fy, cy = (float(K[at]) for at in ((0, 0), (0, 2), (1, 1), (1, 2)))
-    return Camera("", width, height, fx, fy, cx, cy, viewmat.numpy())
+    return Camera("", width, height, fx, fy, cx, cy, viewmat.numpy(), model=model)
 
 
 class _View:
@@ -462,11 +470,11 @@ class _Projections:
         return laid.new_zeros(self.images, self.count, 2).index_put(self.rows, laid)
 
     def in_graph(
-        self, Ks: Tensor, means: Tensor, quats: Tensor, scales: Tensor, viewmats: Tensor
+        self, model: CameraModel, Ks: Tensor, means: Tensor, quats: Tensor, scales: Tensor, viewmats: Tensor
     ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
         """Return meta's means2d as a part of the graph, and the arguments of ViewRender.blend() for each image."""
         # torch leaves Function.apply without types.
-        means2d, shares = _Means2d.apply(self, Ks, means, quats, scales, viewmats)  # type: ignore[no-untyped-call]
+        means2d, shares = _Means2d.apply(self, model, Ks, means, quats, scales, viewmats)  # type: ignore[no-untyped-call]
         means2d.retain_grad()
         return means2d, self._dense(means2d).unbind(0), shares.unbind(0)
 
@@ -588,10 +596,17 @@ class _Means2d(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, projections: _Projections, Ks: Tensor, means: Tensor, quats: Tensor, scales: Tensor, viewmats: Tensor
+        ctx: Any,
+        projections: _Projections,
+        model: CameraModel,
+        Ks: Tensor,
+        means: Tensor,
+        quats: Tensor,
+        scales: Tensor,
+        viewmats: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.projections = projections
+        ctx.projections, ctx.model = projections, model
         ctx.save_for_backward(Ks, means, viewmats)
         shares = projections.means2d.new_zeros(()).expand(projections.images, projections.count, 2)
         return projections.means2d.clone(), shares
@@ -600,12 +615,12 @@ class _Means2d(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, v_means2d: Tensor | None, v_shares: Tensor | None) -> tuple[Tensor | None, ...]:
         if v_means2d is None:
-            return None, None, None, None, None, None
+            return None, None, None, None, None, None, None
         projections: _Projections = ctx.projections
         rest = projections._dense(v_means2d)
         rest = rest if v_shares is None else rest - v_shares
         if not bool(rest.any()):
-            return None, None, None, None, None, None
+            return None, None, None, None, None, None, None
         Ks, means, viewmats = ctx.saved_tensors
         visible = projections.visible.view(projections.shape)
         rest = rest.view(*projections.shape, 2)
@@ -614,10 +629,15 @@ class _Means2d(torch.autograd.Function):
             points, poses = leaves
             seen = points[..., None, :, :] @ poses[..., :3, :3].mT + poses[..., None, :3, 3]
             z = torch.where(visible, seen[..., 2], 1.0)
-            focal = torch.stack([Ks[..., 0, 0], Ks[..., 1, 1]], dim=-1).to(means)[..., None, :]
-            at = torch.where(visible[..., None], focal * seen[..., :2] / z[..., None], 0.0)
+            fx, fy = Ks[..., 0, 0, None].to(means), Ks[..., 1, 1, None].to(means)
+            if ctx.model == "pinhole":
+                pixels = torch.stack([fx, fy], dim=-1) * seen[..., :2] / z[..., None]
+            else:
+                zero = torch.zeros_like(fx)
+                pixels, _ = other_pixels(ctx.model, (seen[..., 0], seen[..., 1], z), (fx, fy, zero, zero))
+            at = torch.where(visible[..., None], pixels, 0.0)
             v_means, v_viewmats = torch.autograd.grad(at, leaves, rest)
-        return None, None, v_means, None, None, v_viewmats.to(viewmats.dtype)
+        return None, None, None, v_means, None, None, v_viewmats.to(viewmats.dtype)
 
 
 def _check_kinds(arguments: Mapping[str, Any]) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from splatcli.rasterizer.context import Z_FAR
-from splatcli.rasterizer.reference import ALPHA_MIN, BLUR, JACOBIAN_MARGIN
+from splatcli.rasterizer.reference import ALPHA_MIN, BLUR, JACOBIAN_MARGIN, other_pixels
 from splatcli.rotation import rotation_matrices
-from splatcli.scene.camera import NEAR
+from splatcli.scene.camera import MODELS, NEAR
 from splatcli.sh import sh_basis
 
 #: Standard deviations after which a Gaussian of opacity 1 falls below 1/255; gsplat's bound of the radii.
@@ -89,25 +89,25 @@ def fully_fused_projection(
     camera_model: str = "pinhole",
     opacities: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Project Gaussians into pinhole images; docs/math.md 3.
+    """Project Gaussians into images; docs/math.md 3.
 
     means: [..., N, 3]. covars: [..., N, 6] (xx, xy, xz, yy, yz, zz) or [..., N, 3, 3]; or None, then quats [..., N, 4]
         w x y z of any length, and scales [..., N, 3], standard deviations. opacities: [..., N], for tighter radii.
     viewmats: [..., C, 4, 4]. Ks: [..., C, 3, 3].
     eps2d: added to both variances, square pixels. radius_clip: Gaussians of no larger radius are left out.
-    calc_compensations: return the factors of antialiased opacities.
+    calc_compensations: return the factors of antialiased opacities. camera_model: "pinhole", "ortho" or "fisheye".
 
     Returns radii [..., C, N, 2] int32, means2d [..., C, N, 2], depths [..., C, N], conics [..., C, N, 3] (xx, xy, yy of
     the inverse covariance) and compensations [..., C, N] or None; 0 where one is not visible.
-    Raises NotImplementedError for packed, sparse_grad and cameras that are no pinholes.
+    Raises NotImplementedError for packed, sparse_grad and other camera models.
     """
     call = "fully_fused_projection()"
     if packed:
         raise refuse(call, "packed", packed, "take the rows whose radii are above 0")
     if sparse_grad:
         raise refuse(call, "sparse_grad", sparse_grad, "gradients are dense")
-    if camera_model != "pinhole":
-        raise refuse(call, "camera_model", camera_model, "undistort the images: splat does on load")
+    if camera_model not in MODELS:
+        raise refuse(call, "camera_model", camera_model, f"there are {', '.join(MODELS)}")
     if covars is None and (quats is None or scales is None):
         raise ValueError("give covars, or quats and scales")
     rotation = viewmats[..., None, :3, :3]
@@ -116,10 +116,15 @@ def fully_fused_projection(
     in_range = (depths > near_plane) & (depths < far_plane)
     x, y, z = seen[..., 0], seen[..., 1], torch.where(in_range, depths, 1.0)
     fx, fy, cx, cy = (Ks[..., i, j, None] for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
-    centre = torch.stack([fx * x / z + cx, fy * y / z + cy], dim=-1)
-    variances, raw_det = _covariances_2d(
-        _jacobians((x, y, z), (fx, fy, cx, cy), width, height) @ rotation, covars, quats, scales
+    centre, jacobians = (
+        (
+            torch.stack([fx * x / z + cx, fy * y / z + cy], dim=-1),
+            _jacobians((x, y, z), (fx, fy, cx, cy), width, height),
+        )
+        if camera_model == "pinhole"
+        else other_pixels(camera_model, (x, y, z), (fx, fy, cx, cy))
     )
+    variances, raw_det = _covariances_2d(jacobians @ rotation, covars, quats, scales)
     a, b, c = variances[..., 0, 0] + eps2d, variances[..., 0, 1], variances[..., 1, 1] + eps2d
     det = raw_det + eps2d * (variances[..., 0, 0] + variances[..., 1, 1]) + eps2d * eps2d
     compensations = (raw_det / det).clamp(min=0.0)
@@ -143,7 +148,7 @@ def fully_fused_projection(
 def _jacobians(
     point: tuple[Tensor, Tensor, Tensor], lens: tuple[Tensor, Tensor, Tensor, Tensor], width: int, height: int
 ) -> Tensor:
-    """Return [..., C, N, 2, 3] derivatives of the pixel by the camera-space point, clamped as in docs/math.md 3.3."""
+    """Return [..., C, N, 2, 3] derivatives of a pinhole's pixel by the point, clamped as in docs/math.md 3.3."""
     (x, y, z), (fx, fy, cx, cy) = point, lens
 
     def slope(along: Tensor, focal: Tensor, middle: Tensor, side: int) -> Tensor:

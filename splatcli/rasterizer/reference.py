@@ -154,11 +154,11 @@ def _project(
     """Project every row by docs/math.md 2 to 4, without culling."""
     rotation, translation = viewmat[:3, :3], viewmat[:3, 3]
     x, y, z = (gaussians.means @ rotation.T + translation).unbind(1)
-    means2d = torch.stack([camera.fx * x / z + camera.cx, camera.fy * y / z + camera.cy], 1)
+    means2d, jacobians = _pixels(x, y, z, camera)
 
     # Rows of the image-space square root: cov = root root^T, so that it cannot lose its sign to rounding.
     principal_axes = rotation_matrices(gaussians.quats) * gaussians.log_scales.exp()[:, None, :]
-    root = _jacobians(x, y, z, camera) @ rotation @ principal_axes
+    root = jacobians @ rotation @ principal_axes
     row_u, row_v = root.unbind(1)
     raw_a, raw_b, raw_c = (row_u * row_u).sum(1), (row_u * row_v).sum(1), (row_v * row_v).sum(1)
     a, c = raw_a + BLUR, raw_c + BLUR
@@ -190,8 +190,49 @@ def rotation_matrices(quats: Tensor) -> Tensor:
     return torch.eye(3, dtype=quats.dtype, device=quats.device) + 2 * (w * cross + cross @ cross)
 
 
+def _pixels(x: Tensor, y: Tensor, z: Tensor, camera: Camera) -> tuple[Tensor, Tensor]:
+    """Return pixels [N, 2] of camera-space points and their derivatives [N, 2, 3] (docs/math.md 3.1 and 3.3)."""
+    if camera.model == "pinhole":
+        pixels = torch.stack([camera.fx * x / z + camera.cx, camera.fy * y / z + camera.cy], 1)
+        return pixels, _jacobians(x, y, z, camera)
+    fx, fy, cx, cy = (x.new_tensor(number) for number in (camera.fx, camera.fy, camera.cx, camera.cy))
+    return other_pixels(camera.model, (x, y, z), (fx, fy, cx, cy))
+
+
+def other_pixels(
+    model: str, point: tuple[Tensor, Tensor, Tensor], lens: tuple[Tensor, Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return pixels [..., 2] and derivatives [..., 2, 3] of an "ortho" or "fisheye" camera (docs/math.md 3.9, 3.10).
+
+    point: x, y, z [...] in camera space. lens: fx, fy, cx, cy, of any shape that fits them.
+    The fisheye's derivatives are polar: along the radius the angle grows, across it nothing turns.
+    """
+    (x, y, z), (fx, fy, cx, cy) = point, lens
+    if model == "ortho":
+        one, zero = torch.ones_like(x), torch.zeros_like(x)
+        rows = torch.stack([fx * one, zero, zero], -1), torch.stack([zero, fy * one, zero], -1)
+        return torch.stack([fx * x + cx, fy * y + cy], -1), torch.stack(rows, -2)
+    # Near the axis series take the place of quotients that cancel; the terms left out are of the sixth power.
+    near_axis = torch.hypot(x.detach(), y.detach()) < torch.finfo(x.dtype).eps ** (1 / 6) * z.detach().abs()
+    radius = torch.where(near_axis, 1.0, torch.hypot(torch.where(near_axis, 1.0, x), y))  # autograd stays finite
+    cos, sin = x / radius, y / radius
+    angle, distance2 = torch.atan2(radius, z), radius.square() + z.square()
+    along, across, inward = z / distance2, angle / radius, -radius / distance2
+    level = torch.where(near_axis, z, 1.0)
+    axis2 = torch.where(near_axis, x.square() + y.square(), 0.0) / level.square()
+    share = torch.where(near_axis, (1.0 - axis2 / 3.0 + axis2.square() / 5.0) / level, across)
+    bend = (-2.0 / 3.0 + axis2 * 4.0 / 5.0 - axis2.square() * 6.0 / 7.0) / level**3
+    steep = 1.0 / (level.square() * (1.0 + axis2))
+    xx = torch.where(near_axis, share + bend * x.square(), along * cos.square() + across * sin.square())
+    yy = torch.where(near_axis, share + bend * y.square(), along * sin.square() + across * cos.square())
+    xy = torch.where(near_axis, bend * x * y, (along - across) * cos * sin)
+    xz, yz = (torch.where(near_axis, -axis * steep, inward * turn) for axis, turn in ((x, cos), (y, sin)))
+    row_u, row_v = fx[..., None] * torch.stack([xx, xy, xz], -1), fy[..., None] * torch.stack([xy, yy, yz], -1)
+    return torch.stack([fx * x * share + cx, fy * y * share + cy], -1), torch.stack([row_u, row_v], -2)
+
+
 def _jacobians(x: Tensor, y: Tensor, z: Tensor, camera: Camera) -> Tensor:
-    """Return [N, 2, 3] derivatives of the pixel by the camera-space point, with the clamp of docs/math.md 3.3."""
+    """Return [N, 2, 3] derivatives of a pinhole's pixel by the point, with the clamp of docs/math.md 3.3."""
     margin_u, margin_v = JACOBIAN_MARGIN * camera.width, JACOBIAN_MARGIN * camera.height
     slope_x = (x / z).clamp((-margin_u - camera.cx) / camera.fx, (camera.width + margin_u - camera.cx) / camera.fx)
     slope_y = (y / z).clamp((-margin_v - camera.cy) / camera.fy, (camera.height + margin_v - camera.cy) / camera.fy)

@@ -27,7 +27,7 @@ from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.rendering import Render, backend_for
 from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.rasterizer.train_step import TrainStepPipeline, total_loss
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import MODELS, Camera
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
@@ -409,11 +409,13 @@ class _RenderSharded(torch.autograd.Function):
 
 
 def _packed(camera: Camera) -> Tensor:
-    """Return a camera as [23] float64."""
+    """Return a camera as [24] float64."""
     lens = [camera.width, camera.height, camera.fx, camera.fy, camera.cx, camera.cy, camera.near]
+    lens.append(MODELS.index(camera.model))
     return torch.tensor([*lens, *camera.viewmat.reshape(-1).tolist()], dtype=torch.float64)
 
 
 def _unpacked(row: Tensor) -> Camera:
-    width, height, fx, fy, cx, cy, near, *matrix = row.tolist()
-    return Camera("", int(width), int(height), fx, fy, cx, cy, np.array(matrix).reshape(4, 4), near)
+    width, height, fx, fy, cx, cy, near, model, *matrix = row.tolist()
+    pose = np.array(matrix).reshape(4, 4)
+    return Camera("", int(width), int(height), fx, fy, cx, cy, pose, near, MODELS[int(model)])

@@ -1,11 +1,11 @@
-"""Camera: one undistorted pinhole view, in the one convention that the whole package uses."""
+"""Camera: one view without distortion, in the one convention that the whole package uses."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,16 +13,23 @@ from numpy.typing import NDArray
 #: The near plane of a camera that says nothing else, world units.
 NEAR = 0.01
 
+#: How a camera point (x, y, z) becomes a pixel: by x/z ("pinhole"), by x ("ortho"), or by the angle between the point
+#: and the optical axis ("fisheye", equidistant). docs/math.md 3.1, 3.9, 3.10
+CameraModel = Literal["pinhole", "ortho", "fisheye"]
+MODELS: tuple[CameraModel, ...] = get_args(CameraModel)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Camera:
-    """A pinhole camera with OpenCV axes: x right, y down, z forward.
+    """A camera with OpenCV axes: x right, y down, z forward.
 
     name: the image's path relative to the image folder, with forward slashes; unique in a scene.
     width, height: pixels.
-    fx, fy, cx, cy: pixels; the upper left *corner* is (0, 0), the first pixel's centre (0.5, 0.5).
+    fx, fy, cx, cy: pixels; the upper left *corner* is (0, 0), the first pixel's centre (0.5, 0.5). An "ortho" camera's
+        fx and fy are pixels a world unit, a "fisheye" one's pixels a radian.
     viewmat: [4, 4] float64, world to camera; made of a list, or of a tensor on the CPU without gradient.
     near: the near plane: camera z up to which Gaussians are not rendered, world units.
+    model: "pinhole", "ortho" or "fisheye". Training and scenes have pinholes only.
     """
 
     name: str
@@ -34,14 +41,17 @@ class Camera:
     cy: float
     viewmat: NDArray[np.float64]
     near: float = NEAR
+    model: CameraModel = "pinhole"
 
     def __post_init__(self) -> None:
+        if self.model not in MODELS:
+            raise ValueError(f"there is no camera model {self.model!r}; there are {', '.join(MODELS)}")
         object.__setattr__(self, "viewmat", np.asarray(self.viewmat, dtype=np.float64))
 
     def __setstate__(self, state: list[Any]) -> None:
-        """Take what pickle and copy store: the fields in their order, without ``near`` in pickles of older versions."""
-        for one, value in zip(fields(self), [*state, NEAR], strict=False):
-            object.__setattr__(self, one.name, value)
+        """Take what pickle and copy store: the fields in their order, those of the version that wrote them."""
+        for k, one in enumerate(fields(self)):
+            object.__setattr__(self, one.name, state[k] if k < len(state) else one.default)
 
     @property
     def center(self) -> NDArray[np.float64]:
@@ -63,7 +73,14 @@ class Camera:
             for row in self.viewmat[:3]
         )
         depth = np.where(z > 0.0, z, np.nan)
-        return self.fx * x / depth + self.cx, self.fy * y / depth + self.cy, z
+        if self.model == "pinhole":
+            return self.fx * x / depth + self.cx, self.fy * y / depth + self.cy, z
+        if self.model == "ortho":
+            scale = np.where(z > 0.0, 1.0, np.nan)
+        else:
+            axis = np.hypot(x, y)
+            scale = np.where(axis > 0.0, np.arctan2(axis, depth) / np.where(axis > 0.0, axis, 1.0), 1.0 / depth)
+        return self.fx * (x * scale) + self.cx, self.fy * (y * scale) + self.cy, z
 
     def pixels_of(
         self, points: NDArray[np.floating[Any]]

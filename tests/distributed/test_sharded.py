@@ -17,6 +17,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer.gsplat_api import rasterization
 from splatcli.rasterizer.rendering import Render, render
 from splatcli.rasterizer.sharded import render_sharded
+from splatcli.scene.camera import CameraModel
 from tests.distributed.ranks import results, run_ranks
 from tests.native.cases import NEEDS_COMPILER
 from tests.rasterizer.scenes import random_camera, random_gaussians
@@ -52,8 +53,9 @@ def total_loss(seen: Render, rank: int) -> Tensor:
 
 
 def camera_of(rank: int) -> Any:
-    """Near planes differ, and cut into the Gaussians."""
-    return replace(random_camera(40 + rank, 37 + 5 * rank, 29), near=3.0 + rank)
+    """Near planes differ, and cut into the Gaussians; every second camera is a fisheye."""
+    model: CameraModel = "fisheye" if rank % 2 else "pinhole"
+    return replace(random_camera(40 + rank, 37 + 5 * rank, 29), near=3.0 + rank, model=model)
 
 
 def together(group: ProcessGroup, cases: list[str], antialiased: bool) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from tests.native.cases import (
     channels_and_gradients,
     images_and_gradients,
 )
-from tests.rasterizer.scenes import leaves, random_image, random_scene
+from tests.rasterizer.scenes import leaves, of_model, random_image, random_scene
 
 pytestmark = NEEDS_COMPILER
 DEVICE, STREAM = 1, 0x1234
@@ -65,6 +65,16 @@ def check_picture(library: Path) -> None:
             with Emulator(backend.library).schedule(seed):
                 ours = everything(backend)
             assert_images_and_gradients(ours, expected)
+
+
+def check_models(library: Path) -> None:
+    """A fisheye's view and an orthographic one, and their gradients, are the CPU's."""
+    gaussians, camera = random_scene(3, 280, width=37, height=29, sh_degree=1, scale=0.2)
+    backend = backend_of(library)
+    for model in ("fisheye", "ortho"):
+        scene = gaussians, of_model(camera, model)
+        expected = images_and_gradients(Backend.cpu(isa="portable", threads=1), *scene)
+        assert_images_and_gradients(images_and_gradients(backend, *scene), expected)
 
 
 def check_channels(library: Path) -> None:
@@ -245,6 +255,7 @@ def check_devices(library: Path) -> None:
 
 CHECKS: dict[str, Callable[[Path], None]] = {
     "picture": check_picture,
+    "models": check_models,
     "channels": check_channels,
     "bands": check_bands,
     "lazy": check_lazy,
@@ -373,6 +384,12 @@ MUTANTS = {
         "lazy", "kernels/project.cuh", "  __syncwarp();  // rows are read by the threads of their Gaussians\n", ""
     ),
     # Lazy steps.
+    "a fisheye with the gradients of a pinhole": Mutant(
+        "models",
+        "src/cuda/project_vjp.cu",
+        "pinhole ? launch_chunks<true, true> : launch_chunks<true, false>",
+        "launch_chunks<true, true>",
+    ),
     "missed steps of another Gaussian": Mutant(
         "lazy", "kernels/project.cuh", "__shfl_sync(kFullWarp, mine.decay1, owner)", "mine.decay1"
     ),

@@ -16,10 +16,10 @@ from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState
 from splatcli.rasterizer.adam import decay_table
 from splatcli.rasterizer.context import RasterContext, view_of
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import Camera, CameraModel
 from tests.kernels.simt import Emulator, simulated
 from tests.native.cases import NEEDS_COMPILER, adam_update
-from tests.rasterizer.scenes import front_camera, random_gaussians, random_scene
+from tests.rasterizer.scenes import front_camera, of_model, random_gaussians, random_scene
 
 pytestmark = [NEEDS_COMPILER, pytest.mark.usefixtures("simulation")]
 LRS = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3)
@@ -123,6 +123,21 @@ def test_projection_of_any_number(n: int) -> None:
 def test_projection_of_every_degree(degree: int, antialiased: bool) -> None:
     gaussians, camera = random_scene(degree, 90, sh_degree=4)
     ours, twin = both(gaussians, camera, degree, antialiased=antialiased)
+    assert_same(ours.projected(), twin.projected())
+
+
+#: Each instance of the kernels once, and each model at two degrees at least.
+MODELS: list[tuple[int, CameraModel]] = [
+    (0, "fisheye"), (1, "ortho"), (2, "fisheye"), (3, "ortho"), (3, "fisheye"), (4, "ortho"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("degree", "model"), MODELS)
+def test_projection_of_other_models(degree: int, model: CameraModel) -> None:
+    gaussians, camera = random_scene(degree, 90, sh_degree=4)
+    gaussians.means[:20] = torch.from_numpy(camera.center).float() + 0.05 * gaussians.means[:20]  # all round the camera
+    ours, twin = both(gaussians, of_model(camera, model), degree, antialiased=degree % 2 == 0)
+    assert len(ours.projected()["ids"]) > 50
     assert_same(ours.projected(), twin.projected())
 
 
@@ -346,6 +361,23 @@ def test_backward_and_adam_of_every_degree(degree: int, stored: int, antialiased
     pose, expected = ours.pop("pose"), twin.pop("pose")
     torch.testing.assert_close(pose, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     assert float(ours["count"].max()) == 3.0
+    assert_same(ours, twin)
+
+
+@pytest.mark.parametrize(("degree", "model"), MODELS)
+def test_backward_of_other_models(degree: int, model: CameraModel) -> None:
+    gaussians, camera = random_scene(degree + 10, 60, sh_degree=degree)
+    gaussians.means[:20] = torch.from_numpy(camera.center).float() + 0.05 * gaussians.means[:20]
+    results = []
+    for backend in (simulated(), Backend.cpu(isa="portable", threads=1)):
+        stages = TrainStepPipeline(backend, gaussians.detach_clone(), of_model(camera, model), degree)
+        stages.bin()
+        rows = torch.randn(stages.isects(), abi.ISECT_GRAD, generator=torch.Generator().manual_seed(7))
+        with_grads(stages, rows)
+        results.append(backward(stages, stages.gaussians, steps=1))
+    ours, twin = results
+    pose, expected = ours.pop("pose"), twin.pop("pose")
+    torch.testing.assert_close(pose, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     assert_same(ours, twin)
 
 

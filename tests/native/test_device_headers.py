@@ -49,6 +49,8 @@ __global__ void probe(const float* in, float* out, View<float> view, ViewGrad<fl
   affine_map_vjp(view, pc, affine, v_row0, v_row1, v_pc, v_view);
   camera_to_image_vjp(view, pc, affine.inv_z, v_mean2d, v_pc);
   world_to_camera_vjp(view, in + 7, v_pc, v_mean, v_view);
+  const Affine<float> wide = project_point<false>(view, pc, mean2d);
+  project_point_vjp<false>(view, pc, wide, v_row0, v_row1, v_mean2d, v_pc, v_view);
   sh_basis_vjp(4, d, basis, v_d);
   view_direction_vjp(d, inv_length, v_d, v_mean, v_view->center);
   float v_mu, v_xx, v_xy, param = in[0], exp_avg = in[1], exp_avg_sq = in[2];

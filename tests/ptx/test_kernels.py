@@ -24,10 +24,10 @@ from splatcli.rasterizer.rendering import render
 from tests.kernels import test_stages
 from tests.kernels.simt import Emulator, simulator
 from tests.kernels.test_mutants import CHECKS, DEVICE, STREAM, backend_of, everything, total_loss
-from tests.native.cases import adam_update
+from tests.native.cases import adam_update, images_and_gradients
 from tests.ptx.huge import check_huge
 from tests.ptx.machine import NEEDS_NVCC, TWIN_FLAGS, kernel_library, load, machine
-from tests.rasterizer.scenes import leaves, random_gaussians, random_image, random_scene
+from tests.rasterizer.scenes import leaves, of_model, random_gaussians, random_image, random_scene
 
 pytestmark = NEEDS_NVCC
 
@@ -137,8 +137,12 @@ def test_shipped_kernels_agree_with_the_cpu(ulps: int) -> None:
     with machine().approximations(ulps):
         ours, (_, v_image) = everything(backend), total_loss(backend, random_image(1, 77, 51), random_image(2, 77, 51))
         moved = adam(backend) + noise(backend)
-    for k, (got, want) in enumerate(zip(ours, everything(cpu), strict=True)):
-        assert apart(got, want) < (IMAGE if k < 3 else GRADIENT), k
+        gaussians, camera = random_scene(3, 280, width=37, height=29, sh_degree=1, scale=0.2)
+        fisheye = gaussians, of_model(camera, "fisheye")
+        ours += images_and_gradients(backend, *fisheye)
+    twins = everything(cpu) + images_and_gradients(cpu, *fisheye)
+    for k, (got, want) in enumerate(zip(ours, twins, strict=True)):
+        assert apart(got, want) < (IMAGE if k % (len(ours) // 2) < 3 else GRADIENT), k
     assert apart(v_image, total_loss(cpu, random_image(1, 77, 51), random_image(2, 77, 51))[1]) < LOSS_GRADIENT
     for got, want in zip(moved, adam(cpu) + noise(cpu), strict=True):
         assert apart(got, want) < PARAMETER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from splatcli.gaussians import SH_REST, Gaussians
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import Camera, CameraModel
 
 #: A scene with image and gradients that gsplat made on a GPU; see the README beside it.
 CONFORMANCE = Path(__file__).parents[1] / "data" / "conformance" / "tiny_case_with_grads.npz"
@@ -52,6 +53,12 @@ def random_camera(seed: int, width: int = 37, height: int = 29) -> Camera:
         cy=height * float(rng.uniform(0.4, 0.6)),
         viewmat=viewmat,
     )
+
+
+def of_model(camera: Camera, model: CameraModel) -> Camera:
+    """Return a camera of ``model`` that shows about the same at a distance of four units."""
+    scale = 0.25 if model == "ortho" else 1.0
+    return replace(camera, model=model, fx=scale * camera.fx, fy=scale * camera.fy)
 
 
 def random_gaussians(

@@ -12,9 +12,9 @@ from torch.testing import assert_close
 from splatcli import fully_fused_projection, rasterization, spherical_harmonics
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.rasterizer.reference import project_reference, rotation_matrices
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import MODELS, Camera, CameraModel
 from tests.native.cases import NEEDS_COMPILER
-from tests.rasterizer.scenes import random_camera, random_gaussians, random_scene
+from tests.rasterizer.scenes import of_model, random_camera, random_gaussians, random_scene
 from tests.rasterizer.test_rasterization import activated, seen_by
 
 F64 = torch.float64
@@ -107,10 +107,11 @@ def test_projection_is_that_of_the_reference(scene: tuple[Gaussians, list[Camera
 
 @NEEDS_COMPILER
 @pytest.mark.parametrize("mode", ["classic", "antialiased"])
-def test_projection_is_that_of_the_renderer(mode: str) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_projection_is_that_of_the_renderer(mode: str, model: CameraModel) -> None:
     gaussians, camera = random_scene(41, 60, sh_degree=2)
     gaussians = gaussians.map(Tensor.double)
-    given, views = activated(gaussians), seen_by(camera)
+    given, views = activated(gaussians), seen_by(of_model(camera, model)) | {"camera_model": model}
     meta = rasterization(**given, **views, sh_degree=2, packed=False, rasterize_mode=mode)[2]  # type: ignore[arg-type]
     shapes = (given["means"], None, given["quats"], given["scales"])
     got = fully_fused_projection(
@@ -145,9 +146,10 @@ def test_projection_takes_covariances_and_batches(scene: tuple[Gaussians, list[C
     assert torch.equal(batch[3][1], whole[3])
 
 
-def test_gradients_of_the_projection_are_finite_differences() -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_gradients_of_the_projection_are_finite_differences(model: CameraModel) -> None:
     gaussians = random_gaussians(5, 6, dtype=F64)
-    views = seen_by(random_camera(1, 37, 29))
+    views = seen_by(of_model(random_camera(1, 37, 29), model)) | {"camera_model": model}
     poses = views.pop("viewmats")
     shapes = [t.detach().clone() for t in (gaussians.means, gaussians.quats, gaussians.log_scales.exp(), poses)]
 
@@ -178,7 +180,7 @@ def test_thresholds_leave_gaussians_out(scene: tuple[Gaussians, list[Camera]]) -
     assert bool((wider[radii > 0] > radii[radii > 0]).all())
 
 
-@pytest.mark.parametrize(("name", "value"), [("packed", True), ("sparse_grad", True), ("camera_model", "fisheye")])
+@pytest.mark.parametrize(("name", "value"), [("packed", True), ("sparse_grad", True), ("camera_model", "ftheta")])
 def test_projection_names_what_it_does_not_do(name: str, value: object) -> None:
     with pytest.raises(NotImplementedError, match=name):
         fully_fused_projection(

@@ -22,9 +22,9 @@ from splatcli.errors import UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.reference import blend_reference, project_visible
 from splatcli.rasterizer.rendering import render
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import Camera, CameraModel
 from tests.native.cases import NEEDS_COMPILER
-from tests.rasterizer.scenes import CONFORMANCE, random_camera, random_scene
+from tests.rasterizer.scenes import CONFORMANCE, of_model, random_camera, random_scene
 
 pytestmark = NEEDS_COMPILER
 F64 = torch.float64
@@ -218,7 +218,7 @@ def test_planes_cut_the_scene(scene: tuple[Gaussians, Camera]) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"distributed": True}, {"camera_model": "fisheye"}, {"eps2d": 0.1}, {"sparse_grad": True}, {"radius_clip": 3.0},
+    [{"distributed": True}, {"camera_model": "ftheta"}, {"eps2d": 0.1}, {"sparse_grad": True}, {"radius_clip": 3.0},
      {"covars": torch.zeros(60, 3, 3)}, {"render_mode": "XYZ"}, {"rasterize_mode": "blurred"}, {"with_ut": True},
      {"with_eval3d": True}, {"return_normals": True}, {"global_z_order": False}, {"rays": torch.zeros(1, 6)},
      {"radial_coeffs": torch.zeros(1, 6)}, {"tangential_coeffs": torch.zeros(1, 2)}, {"ftheta_coeffs": object()},
@@ -614,6 +614,45 @@ def test_projected_means_are_part_of_the_graph(scene: tuple[Gaussians, Camera], 
     for a, b, c in zip(images, pulled, both, strict=True):
         assert_close(c, a + b, rtol=1e-9, atol=1e-9)
     assert_close(both2d, images2d + pulled2d, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("model", ["ortho", "fisheye"])
+def test_other_camera_models_are_rendered_with_gradients(scene: tuple[Gaussians, Camera], model: CameraModel) -> None:
+    gaussians, camera = scene
+    camera = of_model(camera, model)
+    raw = gaussians.map(lambda t: t.detach().clone().requires_grad_())
+    shown = render(raw, camera)
+    other = gaussians.map(lambda t: t.detach().clone().requires_grad_())
+    views = seen_by(camera)
+    pose = views.pop("viewmats").requires_grad_()
+    images, _, meta = rasterization(
+        **activated(other), **views, viewmats=pose, sh_degree=2, camera_model=model, packed=False, render_mode="RGB+D"
+    )
+    assert_close(images[0], torch.cat([shown.image, shown.depth[..., None]], dim=-1), rtol=1e-9, atol=1e-12)
+    visible = (meta["radii"][0] > 0).all(dim=-1)
+    assert int(visible.sum()) > 10
+    u, v, z = camera.project(gaussians.means.numpy())
+    at = torch.from_numpy(np.stack([u, v], axis=1))
+    assert_close(meta["means2d"][0][visible].detach(), at[visible], rtol=1e-9, atol=1e-9)
+    assert_close(meta["depths"][0][visible], torch.from_numpy(z)[visible])
+    (images[..., :3].square().sum() + images[..., 3].sum()).backward()
+    (shown.image.square().sum() + shown.depth.sum()).backward()
+    for (name, mine), (_, theirs) in zip(raw.items(), other.items(), strict=True):
+        assert_close(theirs.grad, mine.grad, rtol=1e-7, atol=1e-12, msg=name)
+
+    def projected(means: Tensor, pose: Tensor) -> Tensor:
+        """A loss in the projected means alone."""
+        parts = activated(gaussians) | {"means": means}
+        seen = rasterization(**parts, **views, viewmats=pose, sh_degree=2, camera_model=model, packed=False)[2]
+        return seen["means2d"].square().sum()
+
+    inputs = [gaussians.means[:6].clone().requires_grad_(), pose.detach().clone().requires_grad_()]
+    rest = gaussians.means[6:]
+    check = torch.autograd.gradcheck(
+        lambda means, rows: projected(torch.cat([means, rest]), torch.cat([rows[:, :3], pose.detach()[:, 3:]], dim=1)),
+        inputs, eps=1e-6, atol=1e-4,
+    )  # fmt: skip
+    assert check
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -10,8 +10,8 @@
 
 namespace splat {
 template <class Real>
-View<Real> pinhole_of(const SplatView& v) {
-  return make_view<Real>(v.viewmat, v.fx, v.fy, v.cx, v.cy, v.width, v.height, v.z_near, v.z_far);
+View<Real> camera_of(const SplatView& v) {
+  return make_view<Real>(v.camera_model, v.viewmat, v.fx, v.fy, v.cx, v.cy, v.width, v.height, v.z_near, v.z_far);
 }
 
 // Lane k takes row lane_ids[k] of the [*, C] array at `rows`.

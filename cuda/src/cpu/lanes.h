@@ -312,6 +312,7 @@ struct Bits<Lanes<float, W, true>> {
 SPLAT_ELEMENTARY(exp2_bounded, exp2_polynomial, exp2_)
 SPLAT_ELEMENTARY(exp_, exp_polynomial, exp_)
 SPLAT_ELEMENTARY(log2_, log2_polynomial, log2_)
+SPLAT_ELEMENTARY(atan_rest, atan_rest_polynomial, atan_rest)
 #undef SPLAT_ELEMENTARY
 
 #if SPLAT_VECTOR_BYTES == 32

@@ -20,7 +20,8 @@ namespace {
 // whatever either rounds.
 //
 // 3.4 bounds the standard deviation on an image axis: s f |row of J R| / z, with x/z clamped. At opacity 1 the support
-// ends at sqrt(2 ln 255) = 3.33 of them (5.1). All is multiplied by z.
+// ends at sqrt(2 ln 255) = 3.33 of them (5.1). All is multiplied by z. That is of a pinhole; of the other models only the
+// near plane rejects.
 template <class Real>
 struct Frustum {
   using F = Lanes<Real, kLanes>;
@@ -69,6 +70,7 @@ struct Frustum {
         y(v.fy, v.cy, v.height, norm(v, 1), norm(v, 2), v.y_min, v.y_max) {}
 
   // Whether none of the lanes can be seen; false where anything is NaN.
+  template <bool PINHOLE>
   SPLAT_INLINE bool misses(const RawGeometry<F>& raw) const {
     F pc[3];
     world_to_camera(view, raw.mean, pc);
@@ -76,6 +78,7 @@ struct Frustum {
     const F error = terms * F(kRounding);
     const auto behind = pc[2] < F(view.z_near) - error;
     if (behind.bits() == kAll) return true;
+    if (!PINHOLE) return false;
     F scale = activate_scale(max_(raw.log_scale[0], max_(raw.log_scale[1], raw.log_scale[2])));
     if (filtered) scale = scale + abs_(raw.filter_3d);
     const F in_front = max_(pc[2], F(0));
@@ -95,6 +98,7 @@ struct Frustum {
     for (int k = 0; k < 3; ++k)
       z += double(view.rotation[6 + k]) * centre[k], reach += std::abs(double(view.rotation[6 + k])) * extent[k];
     if (z + reach < view.z_near - error) return true;
+    if (view.model != kPinhole) return false;
     const double in_front = std::max(z + reach, 0.0);
     const double scale = std::exp(double(bounds[6])) * 1.001 + (filtered ? double(bounds[7]) : 0.0);
     return x.misses(view, 0, centre, extent, in_front, scale, error) ||
@@ -110,7 +114,7 @@ struct ChunkProjector {
   const SplatGaussians& gaussians;
   const SplatFrame& frame;
   const SplatAdam* lazy;
-  const View<Real> pinhole;
+  const View<Real> camera;
   const Frustum<Real> frustum;
 
   // The upper bounds of the tiles that sixteen projected Gaussians reach.
@@ -127,15 +131,16 @@ struct ChunkProjector {
 
   // Geometry of lanes `first`..: appends the survivors to the chunk's projected Gaussians; returns the upper bound of
   // their tile intersections.
+  template <bool PINHOLE>
   int64_t geometry(int64_t chunk, int first, int count, int& visible) const {
     int32_t lane_ids[kLanes];
     for (int k = 0; k < kLanes; ++k) lane_ids[k] = first + (k < count ? k : count - 1);
     RawGeometry<F> raw;
     load_extent<Real>(gaussians, chunk * kChunk, lane_ids, view.filter_3d, raw);
-    if (frustum.misses(raw)) return 0;
+    if (frustum.template misses<PINHOLE>(raw)) return 0;
     load_shape<Real>(gaussians, chunk * kChunk, lane_ids, raw);
     const ProjectedGeometry<F> g =
-        project_geometry(pinhole, raw, view.antialiased != 0, view.filter_3d != nullptr);
+        project_geometry<PINHOLE>(camera, raw, view.antialiased != 0, view.filter_3d != nullptr);
     const F tau = g.log2_opacity - F(kMinLog2Alpha);
     const F half_x = support_half_width(tau, g.cov.a), half_y = support_half_width(tau, g.cov.c);
 
@@ -177,7 +182,7 @@ struct ChunkProjector {
     for (int k = 0; k < kLanes; ++k) lane_ids[k] = ids[k < count ? k : count - 1] - int32_t(chunk * kChunk);
     F mean[3], direction[3];
     load_rows<3>(static_cast<const Real*>(gaussians.means) + 3 * chunk * kChunk, lane_ids, mean);
-    view_direction(pinhole.center, mean, direction);
+    view_direction(camera.center, mean, direction);
     F basis[24], shN[72], sum[3];
     sh_basis(view.sh_degree, direction, basis);
     load_shN<Real>(gaussians, chunk * kChunk, lane_ids, view.sh_degree, shN);
@@ -201,7 +206,11 @@ struct ChunkProjector {
       frame.chunk_counts[2 * chunk] = frame.chunk_counts[2 * chunk + 1] = 0;
       return;
     }
-    for (int i = 0; i < count; i += kLanes) bound += geometry(chunk, i, std::min(kLanes, count - i), visible);
+    for (int i = 0; i < count; i += kLanes) {
+      const int lanes = std::min(kLanes, count - i);
+      bound += camera.model == kPinhole ? geometry<true>(chunk, i, lanes, visible)
+                                        : geometry<false>(chunk, i, lanes, visible);
+    }
     if (lazy != nullptr) catch_up_shN<Real>(gaussians, *lazy, frame.ids + chunk * kChunk, visible, view.sh_degree);
     const int32_t* ids = frame.ids + chunk * kChunk;
     for (int i = 0; i < visible; i += kLanes) {
@@ -219,9 +228,9 @@ struct ChunkProjector {
 template <class Real>
 void Stages<Real>::project(const SplatCall& call, const SplatView& view, const SplatGaussians& gaussians,
                            SplatFrame& frame, const SplatAdam* lazy) {
-  const View<Real> pinhole = pinhole_of<Real>(view);
-  const Frustum<Real> frustum(pinhole, view.filter_3d != nullptr);
-  const ChunkProjector<Real> job{view, gaussians, frame, lazy, pinhole, frustum};
+  const View<Real> camera = camera_of<Real>(view);
+  const Frustum<Real> frustum(camera, view.filter_3d != nullptr);
+  const ChunkProjector<Real> job{view, gaussians, frame, lazy, camera, frustum};
   const int64_t chunks = chunks_of(gaussians.n);
   parallel_for(call.threads, chunks, job);
   frame.visible = frame.max_isects = 0;

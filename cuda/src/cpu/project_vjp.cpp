@@ -17,7 +17,7 @@ struct ChunkProjectorVjp {
   const SplatGaussians& gaussians;
   const SplatFrame& frame;
   const SplatProjectGrad& grad;
-  const View<Real> pinhole;
+  const View<Real> camera;
 
   // Gradients of a chunk, group by group, when they are used at once and not kept.
   struct Scratch {
@@ -98,7 +98,10 @@ struct ChunkProjectorVjp {
     ViewGrad<F> v_view;
     std::memset(&v_view, 0, sizeof v_view);
     ViewGrad<F>* v_pose = pose == nullptr ? nullptr : &v_view;
-    geometry(raw, grads_2d, lane_ids, live, grads, v_mean, v_mean2d, v_pose);
+    if (camera.model == kPinhole)
+      geometry<true>(raw, grads_2d, lane_ids, live, grads, v_mean, v_mean2d, v_pose);
+    else
+      geometry<false>(raw, grads_2d, lane_ids, live, grads, v_mean, v_mean2d, v_pose);
     colours(raw.mean, grads_2d, base, lane_ids, live, grads, v_mean, v_pose);
     store_rows<3>(v_mean, live, lane_ids, grads[0]);
     if (pose != nullptr) add_pose(v_view, live, *pose);
@@ -108,11 +111,12 @@ struct ChunkProjectorVjp {
     statistics(v_mean2d, live, base, lane_ids);
   }
 
+  template <bool PINHOLE>
   SPLAT_INLINE void geometry(const RawGeometry<F>& raw, const F* grads_2d, const int32_t* lane_ids,
                              const typename F::Mask& live, Real* const* grads, F* v_mean, F* v_mean2d,
                              ViewGrad<F>* v_pose) const {
     const ProjectedGeometry<F> g =
-        project_geometry(pinhole, raw, view.antialiased != 0, view.filter_3d != nullptr);
+        project_geometry<PINHOLE>(camera, raw, view.antialiased != 0, view.filter_3d != nullptr);
     F v_qa, v_qb, v_qc, v_log_opacity;
     isect_grad_vjp(grads_2d, g.conic.a, g.conic.b, g.conic.c, v_mean2d, v_qa, v_qb, v_qc, v_log_opacity);
     F v_a = F(0), v_b = F(0), v_c = F(0);
@@ -135,9 +139,8 @@ struct ChunkProjectorVjp {
     if (view.filter_3d != nullptr) filter_3d_vjp(raw, v_log_opacity, v_log_scale);
 
     F v_pc[3] = {F(0), F(0), grads_2d[kGradDepth]};
-    affine_map_vjp(pinhole, g.pc, g.affine, v_row0, v_row1, v_pc, v_pose);
-    camera_to_image_vjp(pinhole, g.pc, g.affine.inv_z, v_mean2d, v_pc);
-    world_to_camera_vjp(pinhole, raw.mean, v_pc, v_mean, v_pose);
+    project_point_vjp<PINHOLE>(camera, g.pc, g.affine, v_row0, v_row1, v_mean2d, v_pc, v_pose);
+    world_to_camera_vjp(camera, raw.mean, v_pc, v_mean, v_pose);
     store_rows<4>(v_quat, live, lane_ids, grads[1]);
     store_rows<3>(v_log_scale, live, lane_ids, grads[2]);
     store_rows<1>(&v_logit, live, lane_ids, grads[3]);
@@ -146,7 +149,7 @@ struct ChunkProjectorVjp {
   SPLAT_INLINE void colours(const F* mean, const F* grads_2d, int64_t base, const int32_t* lane_ids,
                             const typename F::Mask& live, Real* const* grads, F* v_mean, ViewGrad<F>* v_pose) const {
     F direction[3], basis[24], shN[72], sum[3], v_colour[3], v_dc[3];
-    const F inv_length = view_direction(pinhole.center, mean, direction);
+    const F inv_length = view_direction(camera.center, mean, direction);
     sh_basis(view.sh_degree, direction, basis);
     load_shN<Real>(gaussians, base, lane_ids, view.sh_degree, shN);
     sh_sum<Real>(gaussians, base, lane_ids, view.sh_degree, shN, basis, sum);
@@ -192,7 +195,7 @@ struct ChunkProjectorVjp {
   SPLAT_INLINE void statistics(const F* v_mean2d, const typename F::Mask& live, int64_t base,
                                const int32_t* lane_ids) const {
     if (grad.grad2d == nullptr) return;
-    const F x = v_mean2d[0] * F(Real(0.5) * pinhole.width), y = v_mean2d[1] * F(Real(0.5) * pinhole.height);
+    const F x = v_mean2d[0] * F(Real(0.5) * camera.width), y = v_mean2d[1] * F(Real(0.5) * camera.height);
     Real norm[kLanes];
     sqrt_(x * x + y * y).store(norm);
     Real* grad2d = static_cast<Real*>(grad.grad2d) + base;
@@ -231,7 +234,7 @@ void Stages<Real>::project_vjp(const SplatCall& call, const SplatView& view, con
                                const SplatFrame& frame, const SplatProjectGrad& grad) {
   const int64_t chunks = chunks_of(gaussians.n);
   parallel_for(call.threads, chunks,
-               ChunkProjectorVjp<Real>{view, gaussians, frame, grad, pinhole_of<Real>(view)});
+               ChunkProjectorVjp<Real>{view, gaussians, frame, grad, camera_of<Real>(view)});
   if (grad.v_viewmat != nullptr) reduce_pose<Real>(view, grad, chunks);
 }
 

@@ -7,8 +7,8 @@
 namespace splat {
 namespace gpu {
 
-inline View<float> pinhole_of(const SplatView& v) {
-  return make_view<float>(v.viewmat, v.fx, v.fy, v.cx, v.cy, v.width, v.height, v.z_near, v.z_far);
+inline View<float> camera_of(const SplatView& v) {
+  return make_view<float>(v.camera_model, v.viewmat, v.fx, v.fy, v.cx, v.cy, v.width, v.height, v.z_near, v.z_far);
 }
 
 // filter_3d: SplatView's; null where it is not read.

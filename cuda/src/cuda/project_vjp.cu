@@ -14,7 +14,7 @@ namespace {
 ProjectVjpJob job_of(const SplatView& view, const SplatGaussians& gaussians, const SplatFrame& frame,
                      const SplatProjectGrad& grad) {
   ProjectVjpJob job = {};
-  job.view = pinhole_of(view);
+  job.view = camera_of(view);
   job.gaussians = raw_arrays(gaussians, view.filter_3d);
   job.antialiased = view.antialiased != 0;
   job.ids = frame.ids;
@@ -40,14 +40,14 @@ ProjectVjpJob job_of(const SplatView& view, const SplatGaussians& gaussians, con
   return job;
 }
 
-template <bool POSE>
+template <bool POSE, bool PINHOLE>
 void launch_chunks(cudaStream_t stream, int degree, int64_t chunks, const ProjectVjpJob& job) {
   switch (degree) {
-    case 0: SPLAT_LAUNCH((project_vjp_chunks<0, POSE>), chunks, SPLAT_CHUNK, stream, job); break;
-    case 1: SPLAT_LAUNCH((project_vjp_chunks<1, POSE>), chunks, SPLAT_CHUNK, stream, job); break;
-    case 2: SPLAT_LAUNCH((project_vjp_chunks<2, POSE>), chunks, SPLAT_CHUNK, stream, job); break;
-    case 3: SPLAT_LAUNCH((project_vjp_chunks<3, POSE>), chunks, SPLAT_CHUNK, stream, job); break;
-    default: SPLAT_LAUNCH((project_vjp_chunks<4, POSE>), chunks, SPLAT_CHUNK, stream, job); break;
+    case 0: SPLAT_LAUNCH((project_vjp_chunks<0, POSE, PINHOLE>), chunks, SPLAT_CHUNK, stream, job); break;
+    case 1: SPLAT_LAUNCH((project_vjp_chunks<1, POSE, PINHOLE>), chunks, SPLAT_CHUNK, stream, job); break;
+    case 2: SPLAT_LAUNCH((project_vjp_chunks<2, POSE, PINHOLE>), chunks, SPLAT_CHUNK, stream, job); break;
+    case 3: SPLAT_LAUNCH((project_vjp_chunks<3, POSE, PINHOLE>), chunks, SPLAT_CHUNK, stream, job); break;
+    default: SPLAT_LAUNCH((project_vjp_chunks<4, POSE, PINHOLE>), chunks, SPLAT_CHUNK, stream, job); break;
   }
 }
 
@@ -58,11 +58,14 @@ void project_vjp(const SplatCall& call, const SplatView& view, const SplatGaussi
   const cudaStream_t stream = stream_of(call);
   const int64_t chunks = chunks_of(gaussians.n);
   const ProjectVjpJob job = job_of(view, gaussians, frame, grad);
+  const bool pinhole = job.view.model == kPinhole;
   if (grad.v_viewmat == nullptr) {
-    launch_chunks<false>(stream, view.sh_degree, chunks, job);
+    const auto launch = pinhole ? launch_chunks<false, true> : launch_chunks<false, false>;
+    launch(stream, view.sh_degree, chunks, job);
     return;
   }
-  launch_chunks<true>(stream, view.sh_degree, chunks, job);
+  const auto launch = pinhole ? launch_chunks<true, true> : launch_chunks<true, false>;
+  launch(stream, view.sh_degree, chunks, job);
   PoseJob pose = {};
   pose.partials = job.pose_partials;
   pose.chunks = chunks;
