@@ -45,7 +45,7 @@ from splatcli.rasterizer.rendering import Render, render
 from splatcli.render.comparison import Comparer, Rendered, own_cameras, score
 from splatcli.render.images import RenderSettings
 from splatcli.render.scoring import GroundTruth
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import Camera, require_pinholes
 from splatcli.scene.decode import Rgb
 from splatcli.scene.georeference import place_text
 from splatcli.scene.read import read_scene
@@ -300,6 +300,7 @@ class Model:
             for camera in cameras:
                 if not isinstance(camera, Camera):
                     raise _wrong(camera, "one of cameras", "Model.compare()", "a Camera, such as scene.cameras[0]")
+            require_pinholes(cameras, "Model.compare()")
         shift = np.subtract(self.offset, other.offset)
         mine, truth, theirs = Rendered(self.gaussians, self.settings), None, None
         if isinstance(other, Model):

@@ -488,12 +488,13 @@ def predicted_isects(means: Array, log_scales: Array, camera: Camera) -> tuple[i
 def activation_cost(means: Array, scales: Array, cameras: Sequence[Camera] = ()) -> str:
     """Return how large one view would be if ``scales`` [N, 3], as stored, were taken for logarithms.
 
-    cameras: those that are known; of up to eight of them the worst counts. Without any, a nominal camera sees the
-    point cloud from outside.
+    cameras: those that are known; of up to eight pinholes of them the worst counts. Without any, a nominal camera sees
+    the point cloud from outside.
     """
     if not len(means):
         return "there is nothing to activate"
-    chosen = [*cameras[:: -(-len(cameras) // _CAMERAS)]] if cameras else [_nominal_camera(means)]
+    cameras = [camera for camera in cameras if camera.model == "pinhole"]
+    chosen = cameras[:: -(-len(cameras) // _CAMERAS)] if cameras else [_nominal_camera(means)]
     counted = [(*predicted_isects(means, scales, camera), camera) for camera in chosen]
     isects, visible, camera = max(counted, key=lambda entry: entry[0])
     return (

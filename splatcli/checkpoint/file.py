@@ -47,7 +47,7 @@ from splatcli.checkpoint.state import Checkpoint, DatasetInfo, Scalar
 from splatcli.config import Config, parse_config
 from splatcli.errors import DivergedError, ModelFileError, SplatError
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.scene.camera import Camera, lens_rows
+from splatcli.scene.camera import Camera, lens_rows, require_pinholes
 
 
 def pack_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -270,6 +270,7 @@ def _config(manifest: Manifest, where: object) -> Config:
 
 
 def _camera_spec(camera: Camera) -> CameraSpec:
+    require_pinholes([camera], "a checkpoint")
     return CameraSpec.model_construct(
         name=camera.name,
         width=int(camera.width),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from splatcli.render.scoring import GroundTruth
     from splatcli.render.selection import PathOptions, Views
     from splatcli.render.view_renderer import RenderedView, ViewRenderer
-    from splatcli.scene.camera import Camera
+    from splatcli.scene.camera import Camera, CameraModel
     from splatcli.scene.scene import Scene
     from splatcli.train.events import ViewScore
 
@@ -115,6 +115,15 @@ class RenderArguments:
             help="Size of the images; the vertical field of view stays.  [default: that of the cameras]",
         ),
     ] = None
+    projection: Annotated[
+        str | None,
+        typer.Option(
+            "--projection",
+            metavar="MODEL",
+            help="pinhole; fisheye, 180 degrees from corner to corner; or ortho, which shows the same extent at the "
+            "scene's median depth.  [default: that of the cameras]",
+        ),
+    ] = None
     background: Annotated[
         str | None,
         typer.Option(
@@ -203,6 +212,8 @@ def render(args: RenderArguments) -> int:
       splat render output/scene --views orbit -o orbit.mp4 --size 1280x720
       splat render output/scene --views interpolate --loop --what rgb,depth -o tour.mp4
       splat render output/scene --views camera_path.json -o film.mp4
+      splat render output/scene --views test --projection fisheye -o fisheye
+      splat render output/flight --views all --projection ortho -o maps
       splat render output/scene --views orbit -o orbit.mp4 --save-cameras orbit.camera_path.json
       splat render output/scene --views test --format exr --what rgb,alpha,depth
       splat render point_cloud.ply --views cameras.json --background white
@@ -214,7 +225,7 @@ def render(args: RenderArguments) -> int:
     from splatcli.cli.console import open_output, stdout_or
     from splatcli.cli.model import find_model, load_model
     from splatcli.native.backend import resolve_device
-    from splatcli.render.view_renderer import parse_kinds, parse_range, parse_size
+    from splatcli.render.view_renderer import parse_kinds, parse_model, parse_range, parse_size
     from splatcli.train.backgrounds import parse_background
 
     output = None if args.output is None else stdout_or(args.output, json=args.json)
@@ -225,6 +236,7 @@ def render(args: RenderArguments) -> int:
             kinds=parse_kinds(args.what) if args.what is not None else None,
             side_by_side=args.side_by_side,
             size=parse_size(args.size) if args.size is not None else None,
+            projection=parse_model(args.projection) if args.projection is not None else None,
             background=parse_background(args.background) if args.background is not None else None,
             depth_range=parse_range(args.depth_range) if args.depth_range is not None else None,
             fps=args.fps,
@@ -331,6 +343,7 @@ class RenderOptions:
     kinds: tuple[str, ...] | None
     side_by_side: bool
     size: tuple[int, int] | None
+    projection: CameraModel | None
     background: tuple[float, float, float] | None
     depth_range: tuple[float, float] | None
     fps: float | None
@@ -341,12 +354,14 @@ class RenderOptions:
 def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderOptions, out: Output) -> None:
     """Render the views ``chosen``. scene: the scene of these views, if it is not that of the model's run."""
     from splatcli.output_files import check_file_place, check_place
-    from splatcli.render.images import ModelRenderer
+    from splatcli.render.images import ModelRenderer, median_distance
     from splatcli.render.output import resolve_target
     from splatcli.render.view_renderer import ViewRenderer
 
     if opts.size is not None:
         chosen = chosen.sized(*opts.size)
+    if opts.projection is not None:
+        chosen = chosen.projected(opts.projection, lambda camera: median_distance(model.gaussians, camera))
     if chosen.note is not None:
         out.note(f"note: {chosen.note}")
     target = resolve_target(opts.output, opts.format, len(chosen.cameras), default_folder(model, chosen.label))
@@ -613,7 +628,9 @@ def _ground_truth(
     if not chosen.from_run or (scene is None and checkpoint is None):
         if needed:
             raise UsageError(
-                "these views have no images of their size", where="--what", remedy="--views test, without --size"
+                "these views have no images of their size and projection",
+                where="--what",
+                remedy="--views test, without --size and --projection",
             )
         return None
     return photos_of(checkpoint, scene, opts.data, opts.background, needed=needed, out=out)

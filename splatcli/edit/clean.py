@@ -40,7 +40,7 @@ from splatcli.errors import SceneError
 from splatcli.gaussians import Gaussians
 from splatcli.progress import track
 from splatcli.rasterizer.rendering import Render, ViewRender, render
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import Camera, require_pinholes
 from splatcli.train.backgrounds import BACKGROUNDS, evaluation_background, image_background
 from splatcli.train.image_metrics import color_corrected
 from splatcli.train.start import run_scene
@@ -132,6 +132,7 @@ def floaters(gaussians: Gaussians, level: str, cameras: Sequence[Camera] = (), p
     elif not cameras or level != "light":
         left = left[~isolated(_rows(gaussians, left), REACH, 1 if level == "light" else GROUP)]
     if cameras:
+        require_pinholes(cameras, "cleaning")
         seen = _Views.of(_rows(gaussians, left), cameras, None, "blend weights")
         left = left[~((seen.weights < UNSEEN) & _in_frame(gaussians.means[left], cameras))]
     return _all_but(left, len(gaussians))

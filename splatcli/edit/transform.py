@@ -120,7 +120,10 @@ def move_camera(camera: Camera, similarity: Similarity) -> Camera:
     viewmat = camera.viewmat.copy()
     viewmat[:3, :3] = camera.viewmat[:3, :3] @ similarity.rotation.T
     viewmat[:3, 3] = similarity.scale * camera.viewmat[:3, 3] - viewmat[:3, :3] @ similarity.shift
-    return replace(camera, viewmat=viewmat, near=similarity.scale * camera.near)
+    moved = replace(camera, viewmat=viewmat, near=similarity.scale * camera.near)
+    if camera.model != "ortho":
+        return moved
+    return replace(moved, fx=camera.fx / similarity.scale, fy=camera.fy / similarity.scale)
 
 
 def move_metadata(metadata: ExportMetadata, similarity: Similarity) -> ExportMetadata:

@@ -182,7 +182,8 @@ def _first_view(gaussians: Gaussians, camera: Camera | None, turn: Doubles) -> d
     ahead = depths[depths > 0]
     target = camera.center + forward * (float(np.median(ahead)) if len(ahead) else 1.0)
     wide, high = camera.width / camera.fx, camera.height / camera.fy
-    field = math.degrees(2 * math.atan(max(wide, high) / 2))
+    # The viewer is a pinhole; fx of another model is no focal length of one.
+    field = math.degrees(2 * math.atan(max(wide, high) / 2)) if camera.model == "pinhole" else _FIELD_OF_VIEW
     return _pose(turn @ camera.center, turn @ target, min(max(field, _LEAST_FIELD), _LARGEST_FIELD))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from splatcli.gaussians import Gaussians
 from splatcli.reproducible import exp, log, softplus
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import Camera, require_pinholes
 
 #: Variance of the filter in pixels of the view that sees a Gaussian best, squared (Mip-Splatting).
 VARIANCE = 0.2
@@ -38,6 +38,7 @@ def filter_sizes(means: Tensor, cameras: Sequence[Camera], largest_of_all: Calla
     sees get the largest size of the others; 0 where no view sees any.
     largest_of_all: returns the largest size of all processes, given the largest of this one.
     """
+    require_pinholes(cameras, "a 3D filter")
     rates = torch.cat(
         [_best_rates(rows, cameras) for rows in torch.split(means.float(), _ROWS)] or [means.new_zeros(0)]
     )

@@ -25,7 +25,7 @@ from splatcli.rasterizer.bilateral_grid import AT_A_TIME, BAND_BYTES
 from splatcli.rasterizer.context import Z_FAR, tile_rows_of
 from splatcli.rasterizer.memory_budget import LIST_BYTES, MAX_ISECTS, round_capacity
 from splatcli.rotation import rotation_matrices
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import Camera, require_pinholes
 
 #: Gaussians, and tile rows of all of them together, that are processed at once: tens of megabytes.
 _CHUNK = 1 << 16
@@ -120,6 +120,7 @@ def _boxes(ellipses: Tensor, camera: Camera) -> tuple[Tensor, Tensor, Tensor, Te
 
 def _ellipses(gaussians: Gaussians, camera: Camera) -> tuple[Tensor, Tensor]:
     """Return ([K] int64, [K, 6] float64): Gaussians that are not culled; their mean u v, covariance a b c, and tau."""
+    require_pinholes([camera], "a prediction of memory")
     means = gaussians.means.double()
     view = torch.from_numpy(camera.viewmat).to(means)
     in_camera = means @ view[:3, :3].T + view[:3, 3]

@@ -2,7 +2,7 @@
 
 The layouts are recognised by their keys:
 
-    {"cameras": [{name, width, height, fx, fy, cx, cy, viewmat, near}]}  ours: Camera, field by field
+    {"cameras": [{name, width, height, fx, fy, cx, cy, viewmat, near, model}]}  ours: Camera, field by field
     [{img_name, width, height, fx, fy, position, rotation}]            INRIA's cameras.json
     {"frames": [{file_path, transform_matrix, ...}], fl_x | camera_angle_x, w, h, ...}   transforms.json
     {"camera_path": [{camera_to_world, fov}], render_width, render_height, fps}          nerfstudio camera path
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from splatcli.errors import SceneError, UsageError
 from splatcli.render.camera_paths import frames_between
-from splatcli.scene.camera import NEAR, Camera
+from splatcli.scene.camera import NEAR, Camera, CameraModel
 
 #: From OpenGL camera axes to OpenCV's: y and z change sign.
 FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
@@ -127,6 +127,7 @@ def cameras_json(cameras: list[Camera], offset: Sequence[float] = ()) -> str:
             "cy": camera.cy,
             "viewmat": np.asarray(camera.viewmat, dtype=np.float64).tolist(),
             "near": camera.near,
+            **({} if camera.model == "pinhole" else {"model": camera.model}),
         }
         for camera in cameras
     ]
@@ -146,6 +147,7 @@ def _ours(entry: dict[str, Any], shared: dict[str, Any], index: int) -> Camera:
         cy=_number(entry, "cy"),
         viewmat=_rigid(_matrix(entry, "viewmat")),
         near=_near(entry) if "near" in entry else NEAR,
+        model=entry.get("model", "pinhole"),
     )
 
 
@@ -193,12 +195,37 @@ def _transforms(entry: dict[str, Any], shared: dict[str, Any], index: int) -> Ca
         cx=_number(known, "cx") if "cx" in known else width / 2,
         cy=_number(known, "cy") if "cy" in known else height / 2,
         viewmat=_from_opengl(_matrix(entry, "transform_matrix")),
+        model=_transforms_model(known),
     )
 
 
+#: Beginnings of camera_model in transforms.json whose straight lines are straight but for the distortion.
+_PINHOLES = ("SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "FULL_OPENCV", "PERSPECTIVE")
+
+
+def _transforms_model(known: dict[str, Any]) -> CameraModel:
+    """Return the model that camera_model or is_fisheye names; lens distortion is left out of each."""
+    name = known.get("camera_model", "OPENCV_FISHEYE" if known.get("is_fisheye") else "OPENCV")
+    if name in _PINHOLES:
+        return "pinhole"
+    if name == "ORTHOPHOTO":
+        return "ortho"
+    if not isinstance(name, str) or "FISHEYE" not in name:
+        raise ValueError(f"camera_model is {name!r}, which is not rendered")
+    if "fl_x" not in known:
+        raise ValueError("fl_x is missing, in pixels a radian: the angle of a fisheye does not tell it")
+    return "fisheye"
+
+
+#: camera_type of a camera path. nerfstudio takes the focal length of both from the fov of a perspective camera; that of
+#: a fisheye then counts pixels a radian.
+_CAMERA_TYPES: dict[str, CameraModel] = {"perspective": "pinhole", "fisheye": "fisheye"}
+
+
 def _camera_path(entry: dict[str, Any], shared: dict[str, Any], index: int) -> Camera:
-    if shared.get("camera_type", "perspective") != "perspective":
-        raise ValueError(f"camera_type is {shared['camera_type']!r}, only 'perspective' can be rendered")
+    kind = shared.get("camera_type", "perspective")
+    if not isinstance(kind, str) or kind not in _CAMERA_TYPES:
+        raise ValueError(f"camera_type is {kind!r}, only {' and '.join(map(repr, _CAMERA_TYPES))} can be rendered")
     width, height = _side(shared, "render_width"), _side(shared, "render_height")
     focal = _focal_from_angle(height, math.radians(_number(entry, "fov")))
     return Camera(
@@ -210,6 +237,7 @@ def _camera_path(entry: dict[str, Any], shared: dict[str, Any], index: int) -> C
         cx=width / 2,
         cy=height / 2,
         viewmat=_from_opengl(_matrix(entry, "camera_to_world")),
+        model=_CAMERA_TYPES[kind],
     )
 
 
@@ -314,7 +342,7 @@ _PIXELS, _SHARE = 0.5, 1e-3
 def camera_path_json(cameras: Sequence[Camera], fps: float) -> tuple[str, list[str]]:
     """Return (the file, notes on what it cannot hold). Poses are in the frame of the model.
 
-    Raises UsageError if the cameras have several sizes.
+    Raises UsageError if the cameras have several sizes or models, or are orthographic.
     """
     sizes = sorted({(camera.width, camera.height) for camera in cameras})
     if len(sizes) != 1:
@@ -323,9 +351,17 @@ def camera_path_json(cameras: Sequence[Camera], fps: float) -> tuple[str, list[s
             where="--save-cameras",
             remedy="--size {}x{}".format(*sizes[-1]) + "; or a name without camera_path, for the layout of splat",
         )
+    models = {camera.model for camera in cameras}
+    kinds = [kind for kind, model in _CAMERA_TYPES.items() if models == {model}]
+    if not kinds:
+        raise UsageError(
+            f"a camera path is {' or '.join(_CAMERA_TYPES)}, and the views are {' and '.join(sorted(models))}",
+            where="--save-cameras",
+            remedy="a name without camera_path, for the layout of splat",
+        )
     ((width, height),) = sizes
     document = {
-        "camera_type": "perspective",
+        "camera_type": kinds[0],
         "render_width": width,
         "render_height": height,
         "fps": fps,

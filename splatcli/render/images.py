@@ -109,8 +109,10 @@ class ModelRenderer:
         """Return [H, W, 3]: the axes rendered as colours 0.5 + n / 2 over grey, which means no normal."""
         gaussians = self._gaussians
         rotation = torch.from_numpy(camera.viewmat[:3, :3]).to(axes)
-        center = torch.from_numpy(camera.center).to(axes)
-        away = (axes * (gaussians.means - center)).sum(-1, keepdim=True) > 0
+        rays = gaussians.means - torch.from_numpy(camera.center).to(axes)
+        if camera.model == "ortho":
+            rays = rotation[2]
+        away = (axes * rays).sum(-1, keepdim=True) > 0
         flip = torch.tensor([1.0, -1.0, -1.0]).to(axes)
         normals = torch.where(away, -axes, axes) @ rotation.T * flip
         coloured = replace(gaussians, sh0=normals / (2 * SH_C0), shN=gaussians.sh0[:, None][:, :0])

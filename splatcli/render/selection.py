@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from splatcli.errors import UsageError
 from splatcli.render.camera_files import read_camera_file
 from splatcli.render.camera_paths import Rig, circle, ellipse, nearest_order, orbit, spiral, through
-from splatcli.scene.camera import NEAR, Camera
+from splatcli.scene.camera import NEAR, Camera, CameraModel
 
 _NAMES = ("test", "train", "all")
 #: Camera paths that are computed from the training cameras.
@@ -52,6 +52,29 @@ class Views:
     def sized(self, width: int, height: int) -> Views:
         """Return the views at another size. They cannot be compared with images."""
         return replace(self, cameras=[_sized(camera, width, height) for camera in self.cameras], from_run=False)
+
+    def projected(self, model: CameraModel, distance: Callable[[Camera], float]) -> Views:
+        """Return the views through cameras of another model. They cannot be compared with images.
+
+        A fisheye sees 180 degrees from the image's centre to both sides of its farthest corner. An orthographic camera
+        shows what the pinhole shows at the distance of the scene, ``distance``: one of a path that of its frames.
+        Raises UsageError for views that are neither pinholes nor of this model.
+        """
+        others = sorted({camera.model for camera in self.cameras} - {"pinhole", model})
+        if others:
+            raise UsageError(
+                f"the views are {others[0]} cameras, and only pinholes are changed",
+                where="--projection",
+                remedy="leave it out",
+            )
+        away = [1.0] * len(self.cameras)
+        if model == "ortho":
+            few = self.cameras[:: -(-len(self.cameras) // _FEW)] if self.label in PATHS else self.cameras
+            away = [distance(camera) or 1.0 for camera in few]
+            if self.label in PATHS:
+                away = [float(np.median(away))] * len(self.cameras)
+        changed = [_of_model(camera, model, z) for camera, z in zip(self.cameras, away, strict=True)]
+        return replace(self, cameras=changed, from_run=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,13 +188,35 @@ def _around(name: str, rig: Rig, frames: int, options: PathOptions) -> NDArray[n
 def _lens(cameras: Sequence[Camera]) -> Camera:
     """Return a camera of the most frequent size, with the median focal lengths of that size and a central axis.
 
-    Its near plane is the nearest of all.
+    Its near plane is the nearest of all. Raises UsageError for cameras of several models.
     """
+    models = sorted({camera.model for camera in cameras})
+    if len(models) > 1:
+        raise UsageError(
+            f"the cameras of a path have one model, and these have {', '.join(models)}",
+            where="--cameras",
+            remedy="leave cameras out of the file",
+        )
     width, height = _sizes(cameras)[0]
     alike = [camera for camera in cameras if (camera.width, camera.height) == (width, height)]
     fx, fy = (float(np.median([getattr(camera, key) for camera in alike])) for key in ("fx", "fy"))
     near = min(camera.near for camera in cameras)
-    return Camera("", width, height, fx, fy, width / 2, height / 2, np.eye(4), near)
+    return Camera("", width, height, fx, fy, width / 2, height / 2, np.eye(4), near, models[0])
+
+
+#: Frames of a path at most at which the distance of the scene is measured.
+_FEW = 12
+
+
+def _of_model(camera: Camera, model: CameraModel, distance: float) -> Camera:
+    """Return a pinhole as a camera of ``model``. distance: camera z at which an orthographic one shows the same."""
+    if camera.model == model:
+        return camera
+    if model == "ortho":
+        return replace(camera, model=model, fx=camera.fx / distance, fy=camera.fy / distance)
+    across = max(camera.cx, camera.width - camera.cx), max(camera.cy, camera.height - camera.cy)
+    focal = float(np.hypot(*across)) / (np.pi / 2)
+    return replace(camera, model=model, fx=focal, fy=focal)
 
 
 def _sizes(cameras: Sequence[Camera]) -> list[tuple[int, int]]:

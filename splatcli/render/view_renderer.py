@@ -12,7 +12,7 @@ from splatcli.errors import SceneError, UsageError
 from splatcli.render.colour_maps import MASKED_COLOUR, error_map
 from splatcli.render.images import COMPARED, LAYERS, ModelRenderer, RenderedMaps, layer_images, to_uint8
 from splatcli.render.scoring import Comparison, GroundTruth
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import MODELS, Camera, CameraModel
 from splatcli.train.events import ViewScore
 
 KINDS = LAYERS + COMPARED
@@ -38,6 +38,14 @@ def parse_size(text: str) -> tuple[int, int]:
     if not (0 < width <= _LARGEST_SIDE and 0 < height <= _LARGEST_SIDE):
         raise UsageError(f"{text} is not a size", where="--size", remedy=f"sides from 1 to {_LARGEST_SIDE} pixels")
     return width, height
+
+
+def parse_model(text: str) -> CameraModel:
+    """Return the camera model that is named. Raise UsageError."""
+    for model in MODELS:
+        if text == model:
+            return model
+    raise UsageError(f"{text!r} is not a projection", where="--projection", remedy=" or ".join(MODELS))
 
 
 def parse_numbers(text: str, count: int, where: str, remedy: str) -> tuple[float, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+
+from splatcli.errors import UsageError
 
 #: The near plane of a camera that says nothing else, world units.
 NEAR = 0.01
@@ -105,6 +107,16 @@ class Camera:
             cx=self.cx * sx,
             cy=self.cy * sy,
         )
+
+
+def require_pinholes(cameras: Iterable[Camera], user: str) -> None:
+    """Raise UsageError for the first camera of another model. user: what takes no others, for the message."""
+    for camera in cameras:
+        if camera.model != "pinhole":
+            raise UsageError(
+                f"{user} takes pinhole cameras, and {camera.name!r} has the model {camera.model!r}",
+                remedy="leave it out; renders take cameras of every model",
+            )
 
 
 def lens_rows(cameras: Sequence[Camera]) -> list[int]:

@@ -88,6 +88,23 @@ class TestPaths:
         for left, right in zip(path, again, strict=True):
             assert Path(left).read_bytes() == Path(right).read_bytes()
 
+    def test_projections_are_rendered_and_saved(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        """The cameras look at the scene's middle, where an orthographic one shows about what they do."""
+        words, images = ("render", finished_run, "--views", "test", "--what", "rgb,normals", "-q", "-o"), {}
+        for model in ("pinhole", "fisheye", "ortho"):
+            cameras = tmp_path / f"{model}.json"
+            done = splat(*words, tmp_path / model, "--projection", model, "--save-cameras", cameras)
+            assert done.code == 0, done.err
+            again = splat(*words, tmp_path / "again", "--views", cameras)
+            assert [Path(path).read_bytes() for path in again.lines] == [Path(path).read_bytes() for path in done.lines]
+            assert {camera.model for camera in read_camera_file(cameras).cameras} == {model}
+            images[model] = imageio.imread(done.lines[0]).astype(int)
+        apart = {model: np.abs(image - images["pinhole"]).mean() for model, image in images.items()}
+        assert 0 < apart["ortho"] < apart["fisheye"]
+        path = splat(*words, tmp_path / "x", "--projection", "ortho", "--save-cameras", tmp_path / "x.camera_path.json")
+        assert path.code == 2
+        assert "the views are ortho" in path.err
+
     def test_cameras_are_saved_as_a_camera_path_by_suffix(
         self, splat: Splat, finished_run: Path, tmp_path: Path
     ) -> None:
@@ -260,6 +277,8 @@ class TestStdout:
     [
         (["--what", "rgb,deph"], 2, "'deph' is not a kind of image"),
         (["--size", "640"], 2, "is not a size"),
+        (["--projection", "panorama"], 2, "'panorama' is not a projection"),
+        (["--projection", "ortho", "--what", "error"], 2, "no images of their size and projection"),
         (["--size", "0x5"], 2, "is not a size"),
         (["--size", "٣x5"], 2, "is not a size"),
         (["--depth-range", "3,1", "--what", "depth"], 2, "is not a depth range"),

@@ -77,10 +77,11 @@ def test_views_that_are_not_there_are_an_error(text: str, cameras: list[Camera],
 
 def test_our_own_cameras_come_back_bit_for_bit(tmp_path: Path) -> None:
     path = tmp_path / "cameras.json"
-    before = [camera("a.png", 0.1), camera("ä ö.png", 2.0)]
+    before = [camera("a.png", 0.1), replace(camera("ä ö.png", 2.0), model="ortho")]
     path.write_text(cameras_json(before), encoding="utf-8")
     after = read_cameras(path)
-    assert [c.name for c in after] == ["a.png", "ä ö.png"]
+    assert [(c.name, c.model) for c in after] == [("a.png", "pinhole"), ("ä ö.png", "ortho")]
+    assert "model" not in json.loads(path.read_text(encoding="utf-8"))["cameras"][0], "older versions wrote none"
     for left, right in zip(before, after, strict=True):
         assert (left.fx, left.fy, left.cx, left.cy) == (right.fx, right.fy, right.cx, right.cy)
         assert np.array_equal(left.viewmat, right.viewmat)
@@ -113,6 +114,23 @@ def test_transforms(tmp_path: Path) -> None:
     assert (second.fx, second.cx) == (50.0, 7.0)
 
 
+@pytest.mark.parametrize(
+    ("keys", "model"),
+    [
+        ({"camera_model": "OPENCV"}, "pinhole"),
+        ({"camera_model": "OPENCV_FISHEYE", "k1": 0.1}, "fisheye"),
+        ({"is_fisheye": True}, "fisheye"),
+        ({"camera_model": "ORTHOPHOTO"}, "ortho"),
+    ],
+)
+def test_transforms_name_the_model(tmp_path: Path, keys: dict[str, object], model: str) -> None:
+    path = tmp_path / "transforms.json"
+    frames = [{"file_path": "0.png", "transform_matrix": look_at_origin(0.3).tolist()}]
+    path.write_text(json.dumps({"w": 40, "h": 30, "fl_x": 41.5, "frames": frames, **keys}))
+    (found,) = read_cameras(path)
+    assert (found.model, found.fx) == (model, 41.5)
+
+
 def test_blender_transforms_with_a_size(tmp_path: Path) -> None:
     path = tmp_path / "transforms.json"
     angle = 2 * math.atan(40 / 2 / 41.5)
@@ -141,6 +159,11 @@ def test_nerfstudio_camera_path(tmp_path: Path) -> None:
     path.write_text(json.dumps({"render_width": 40, "render_height": 30, "camera_path": poses}))
     (found,) = read_cameras(path)
     assert_same(found, Camera("", 40, 30, 41.5, 41.5, 20.0, 15.0, camera().viewmat))
+    assert found.model == "pinhole"
+    document = {"render_width": 40, "render_height": 30, "camera_path": poses, "camera_type": "fisheye"}
+    path.write_text(json.dumps(document))
+    (fisheye,) = read_cameras(path)
+    assert (fisheye.model, fisheye.fx) == ("fisheye", found.fx)
 
 
 def _ours(**changes: object) -> str:
@@ -171,7 +194,20 @@ def _ours(**changes: object) -> str:
         (_ours(viewmat=(2 * np.eye(4)).tolist()), "scales or shears"),
         (_ours(viewmat=np.diag([-1.0, 1, 1, 1]).tolist()), "mirrors"),
         (_ours().replace("41.5", "NaN"), "not a finite number"),
-        ('{"camera_path": [{"fov": 50}], "camera_type": "fisheye"}', "only 'perspective'"),
+        (_ours(model="panorama"), "no camera model 'panorama'"),
+        (_ours(model=["ortho"]), "no camera model"),
+        ('{"camera_path": [{"fov": 50}], "camera_type": "equirectangular"}', "only 'perspective' and 'fisheye'"),
+        ('{"camera_path": [{"fov": 50}], "camera_type": {}}', "only 'perspective' and 'fisheye'"),
+        (
+            '{"w": 4, "h": 3, "fl_x": 5, "camera_model": "EQUIRECTANGULAR", '
+            '"frames": [{"transform_matrix": [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]}]}',
+            "'EQUIRECTANGULAR', which is not rendered",
+        ),
+        (
+            '{"w": 4, "h": 3, "camera_angle_x": 1, "is_fisheye": true, "frames": [{"transform_matrix": [[1, 0, 0, 0], '
+            "[0, 1, 0, 0], [0, 0, 1, 0]]}]}",
+            "fl_x is missing",
+        ),
     ],
 )
 def test_invalid_cameras_are_errors_with_their_place(tmp_path: Path, text: str, message: str) -> None:
@@ -192,6 +228,28 @@ def test_another_size_keeps_the_vertical_field_of_view() -> None:
     expected = Camera("", 100, 60, 83.0, 80.5, 49.0, 30.5, camera().viewmat)
     assert_same(found, expected)
     assert not Views("all", [camera()], from_run=True).sized(40, 30).from_run
+
+
+def test_projections_show_what_they_say() -> None:
+    views = Views("all", [camera("a"), camera("b", 1.0)], from_run=True)
+    fisheyes = views.projected("fisheye", lambda _: math.nan)
+    assert not fisheyes.from_run
+    first = fisheyes.cameras[0]
+    corner = math.hypot(max(first.cx, first.width - first.cx), max(first.cy, first.height - first.cy))
+    assert corner == pytest.approx(first.fx * math.pi / 2)
+    flat = views.projected("ortho", lambda one: {"a": 2.0, "b": 4.0}[one.name])
+    for before, after, z in zip(views.cameras, flat.cameras, (2.0, 4.0), strict=True):
+        assert after.model == "ortho"
+        points = np.linalg.inv(before.viewmat) @ np.array([[0.3, -0.2, z, 1.0], [-0.4, 0.1, z, 1.0]]).T
+        assert_allclose(after.project(points[:3].T), before.project(points[:3].T))
+    path = replace(views, label="orbit").projected("ortho", lambda one: {"a": 2.0, "b": 4.0}[one.name])
+    assert [one.fx for one in path.cameras] == [one.fx / 3.0 for one in views.cameras]
+    assert flat.projected("ortho", lambda _: 1.0).cameras[0].fx == flat.cameras[0].fx
+    for model in ("pinhole", "fisheye"):
+        with pytest.raises(UsageError, match="the views are ortho cameras"):
+            flat.projected(model, lambda _: 1.0)
+    with pytest.raises(UsageError, match="have one model, and these have ortho, pinhole"):
+        select_views("orbit", [camera("a"), replace(camera("b", 1.0), model="ortho")], [], [])
 
 
 def test_paths_have_the_lens_of_most_cameras() -> None:

@@ -58,6 +58,20 @@ def test_poses_are_camera_to_world_with_y_up_and_z_back() -> None:
     assert document["camera_type"] == "perspective"
 
 
+def test_a_fisheyes_path_has_its_type_and_other_models_are_refused(tmp_path: Path) -> None:
+    cameras = [replace(camera, model="fisheye") for camera in views(2)]
+    text, notes = camera_path_json(cameras, 24.0)
+    assert (json.loads(text)["camera_type"], notes) == ("fisheye", [])
+    (tmp_path / "camera_path.json").write_text(text)
+    for before, after in zip(cameras, read_camera_file(tmp_path / "camera_path.json").cameras, strict=True):
+        assert (after.model, after.fx) == ("fisheye", pytest.approx(before.fx))
+    for model, said in (("ortho", "views are fisheye and ortho"), ("pinhole", "views are fisheye and pinhole")):
+        with pytest.raises(UsageError, match=said):
+            camera_path_json([cameras[0], replace(cameras[1], model=model)], 24.0)
+    with pytest.raises(UsageError, match="perspective or fisheye, and the views are ortho"):
+        camera_path_json([replace(cameras[0], model="ortho")], 24.0)
+
+
 def test_a_note_counts_cameras_that_a_path_cannot_hold() -> None:
     cameras = views(3)
     cameras[1] = replace(cameras[1], cx=35.0)
