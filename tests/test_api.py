@@ -11,6 +11,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,16 @@ from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.cli.commands import run
 from splatcli.config import build_config
+from splatcli.edit.clean import floaters
 from splatcli.errors import DivergedError, ResourceError, SceneError, SplatError, UsageError
 from splatcli.gaussians import Gaussians
+from splatcli.mesh.build import MeshOptions, build_mesh
+from splatcli.rasterizer.filter_3d import filter_sizes
+from splatcli.rasterizer.memory_estimate import predict_isects
 from splatcli.rasterizer.rendering import render
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.render.images import RenderSettings
+from splatcli.scene.camera import CameraModel
 from splatcli.train.densify import Refinement
 from splatcli.train.densify.default import AdcStrategy
 from splatcli.train.events import Evaluated, Refined, Stepped
@@ -100,6 +106,35 @@ def test_a_scene_takes_its_own_settings_only() -> None:
     with pytest.raises(UsageError, match="max_points = -1: Input should be greater") as caught:
         splatcli.Scene.open(COURTYARD, max_points=-1)
     assert "--" not in str(caught.value)  # flags are of the command line
+
+
+@pytest.mark.parametrize("model", ["ortho", "fisheye"])
+def test_what_takes_pinholes_only_names_a_camera_of_another_model(
+    trained: Path, tmp_path: Path, model: CameraModel
+) -> None:
+    """None of them takes the numbers of such a camera for those of a pinhole; renders take them as they are."""
+    loaded, scene = splatcli.Model.load(trained), splatcli.Scene.open(COURTYARD)
+    camera = dataclasses.replace(loaded.cameras[0], name="odd", model=model)
+    checkpoint = load_checkpoint(trained / "ckpts" / "ckpt_000030.pt")
+    gaussians = loaded.gaussians
+    uses: dict[str, Callable[[], object]] = {
+        "a scene": lambda: dataclasses.replace(scene, cameras=[camera]),
+        "a checkpoint": lambda: save_checkpoint(
+            tmp_path / "x.pt", dataclasses.replace(checkpoint, cameras=[camera, *checkpoint.cameras[1:]])
+        ),
+        "a mesh": lambda: build_mesh(gaussians, [camera], RenderSettings(), MeshOptions()),
+        "cleaning": lambda: floaters(gaussians, "light", [camera]),
+        "a 3D filter": lambda: filter_sizes(gaussians.means, [camera]),
+        "a prediction of memory": lambda: predict_isects(gaussians, camera),
+        r"Model.compare\(\)": lambda: loaded.compare(scene, [camera]),
+    }
+    for user, use in uses.items():
+        with pytest.raises(UsageError, match=rf"^{user} takes pinhole cameras, and 'odd' has the model '{model}'"):
+            use()
+    assert not (tmp_path / "x.pt").exists()
+    shown = loaded.render(camera).image
+    assert torch.equal(shown, render(gaussians, camera, background=torch.ones(3)).image)
+    assert not torch.equal(shown, loaded.render(loaded.cameras[0]).image)
 
 
 def test_errors_name_the_argument_and_not_a_flag(tmp_path: Path) -> None:

@@ -121,8 +121,8 @@ def require_pinholes(cameras: Iterable[Camera], user: str) -> None:
 
 def lens_rows(cameras: Sequence[Camera]) -> list[int]:
     """Return for each camera the row of its intrinsics among those that differ, in the order of their first camera."""
-    rows: dict[tuple[float, ...], int] = {}
-    return [rows.setdefault((c.width, c.height, c.fx, c.fy, c.cx, c.cy), len(rows)) for c in cameras]
+    rows: dict[tuple[float | str, ...], int] = {}
+    return [rows.setdefault((c.width, c.height, c.fx, c.fy, c.cx, c.cy, c.model), len(rows)) for c in cameras]
 
 
 def product(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:

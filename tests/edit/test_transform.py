@@ -14,8 +14,9 @@ from splatcli.formats.transform import sh_rotation
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.rasterizer import render
 from splatcli.rasterizer.reference import sh_basis
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import Camera, CameraModel
 from tests.formats.made import rotation_errors, scene
+from tests.rasterizer.scenes import of_model
 
 TURN = Similarity.euler((40.0, -70.0, 15.0))
 MOVE = Similarity(1.7, TURN.rotation, np.array([0.5, -0.25, 2.0]))
@@ -33,14 +34,16 @@ def seen(gaussians: Gaussians, camera: Camera) -> torch.Tensor:
         return render(gaussians, camera).image
 
 
-@pytest.mark.parametrize("degree", range(5))
-def test_the_image_is_the_same_for_a_camera_that_moves_along(degree: int) -> None:
-    gaussians = scene(150, degree)
-    image = seen(gaussians, view())
+@pytest.mark.parametrize(
+    ("degree", "model"), [*((degree, "pinhole") for degree in range(5)), (1, "ortho"), (0, "fisheye")]
+)
+def test_the_image_is_the_same_for_a_camera_that_moves_along(degree: int, model: CameraModel) -> None:
+    gaussians, camera = scene(150, degree), of_model(view(), model)
+    image = seen(gaussians, camera)
     moved = move_gaussians(gaussians, MOVE)
     assert image.std() > 0.05
-    assert (seen(moved, move_camera(view(), MOVE)) - image).abs().max() < 2e-4
-    assert (seen(moved, view()) - image).abs().max() > 0.1
+    assert (seen(moved, move_camera(camera, MOVE)) - image).abs().max() < 2e-4
+    assert (seen(moved, camera) - image).abs().max() > 0.1
 
 
 def test_the_near_plane_of_a_camera_scales_with_the_model() -> None:
