@@ -30,9 +30,17 @@ from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs, render
 from splatcli.rasterizer.step_inputs import ViewParams
 from splatcli.rasterizer.train_step import TrainStepPipeline
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import Camera, CameraModel
 from tests.native.cases import Outcome, Weights, away_from_cutoffs, float32, matmul_precision, named, rows_of
-from tests.rasterizer.scenes import front_camera, leaves, random_camera, random_gaussians, random_image, random_scene
+from tests.rasterizer.scenes import (
+    front_camera,
+    leaves,
+    of_model,
+    random_camera,
+    random_gaussians,
+    random_image,
+    random_scene,
+)
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda:0"
@@ -104,6 +112,13 @@ def outcome_bits(found: Outcome) -> dict[str, bytes]:
 def test_random_scenes(backend: Backend, seed: int, sh_degree: int, antialiased: bool) -> None:
     gaussians, camera = random_scene(seed, 200, sh_degree=sh_degree, scale=0.05 * seed, width=75, height=50)
     assert_twins(backend, gaussians, camera, antialiased=antialiased)
+
+
+@pytest.mark.parametrize("model", ["fisheye", "ortho"])
+@pytest.mark.parametrize(("seed", "sh_degree"), [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4)])
+def test_other_camera_models(backend: Backend, seed: int, sh_degree: int, model: CameraModel) -> None:
+    gaussians, camera = random_scene(seed, 200, sh_degree=sh_degree, scale=0.05 * seed, width=75, height=50)
+    assert_twins(backend, gaussians, of_model(camera, model))
 
 
 def test_a_large_random_scene(backend: Backend) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from splatcli.gaussians import Gaussians
+from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.build import COMMON_FLAGS, ISA_FLAGS, find_compiler, source_root
 from splatcli.rasterizer.chunk_bounds import chunk_bounds
 from splatcli.rasterizer.reference import project_reference
@@ -23,7 +23,7 @@ from splatcli.scene.camera import Camera, CameraModel
 from tests.native.cases import ISAS, NEEDS_COMPILER, Weights, bits, float32, float64, native_outcome
 from tests.rasterizer.scenes import front_camera, of_model, random_gaussians, random_scene
 from tests.rasterizer.test_native_gradients import check
-from tests.rasterizer.test_native_reference import compare
+from tests.rasterizer.test_native_reference import BACKENDS, BROKEN, backend_of, compare
 
 pytestmark = NEEDS_COMPILER
 F64 = torch.float64
@@ -226,3 +226,30 @@ def test_cameras_of_older_versions_are_pinholes() -> None:
         assert (read.name, read.near, read.model) == ("a", near, "pinhole")
     with pytest.raises(ValueError, match="no camera model 'equirect'; there are pinhole, ortho, fisheye"):
         replace(camera, model="equirect")
+
+
+@pytest.mark.parametrize("build", BACKENDS)
+@pytest.mark.parametrize("model", OTHERS)
+def test_broken_gaussians_poison_nothing(model: CameraModel, build: str) -> None:
+    backend = backend_of(build)
+    whole, camera = random_scene(8, 40)
+    whole, camera = whole.map(lambda tensor: tensor.to(backend.dtype)), of_model(camera, model)
+    kept = torch.tensor([i for i in range(40) if i not in (4, 5)])
+    weights = Weights.random(2, camera)
+    good = native_outcome(backend, whole.map(lambda tensor: tensor[kept]), camera, weights)
+    for name, values in BROKEN.items():
+        for value in values:
+            broken = whole.detach_clone()
+            getattr(broken, name)[4] = value
+            getattr(broken, name).view(40, -1)[5, -1] = value
+            if name == "quats":
+                broken.quats[5] = 0.0
+            got = native_outcome(backend, broken, camera, weights)
+            for key, image in good.images.items():
+                assert torch.equal(got.images[key], image), (name, value, key)
+            for key, gradient in good.gradients.items():
+                here = got.gradients[key]
+                assert here.isfinite().all(), (name, value, key)
+                if key in GROUPS:
+                    assert torch.equal(here[kept], gradient), (name, value, key)
+                    assert not here[[4, 5]].any(), (name, value, key)
