@@ -20,8 +20,8 @@ namespace {
 // whatever either rounds.
 //
 // 3.4 bounds the standard deviation on an image axis: s f |row of J R| / z, with x/z clamped. At opacity 1 the support
-// ends at sqrt(2 ln 255) = 3.33 of them (5.1). All is multiplied by z. That is of a pinhole; of the other models only the
-// near plane rejects.
+// ends at sqrt(2 ln 255) = 3.33 of them (5.1). All is multiplied by z. An orthographic camera has the same with z = 1 and
+// no slopes in J; of a fisheye's Gaussians only the near plane rejects.
 template <class Real>
 struct Frustum {
   using F = Lanes<Real, kLanes>;
@@ -40,9 +40,10 @@ struct Frustum {
     // The same for all points of a box around `centre` with half sides `extent`; `row` is that of the rotation.
     bool misses(const View<Real>& v, int row, const double* centre, const double* extent, double in_front, double scale,
                 double error) const {
-      double middle = double(v.translation[row]) * focal + double(v.translation[2]) * offset, reach = 0;
+      const bool flat = v.model == kOrtho;
+      double middle = double(v.translation[row]) * focal + (flat ? 1.0 : double(v.translation[2])) * offset, reach = 0;
       for (int k = 0; k < 3; ++k) {
-        const double slope = double(v.rotation[3 * row + k]) * focal + double(v.rotation[6 + k]) * offset;
+        const double slope = double(v.rotation[3 * row + k]) * focal + (flat ? 0.0 : double(v.rotation[6 + k])) * offset;
         middle += slope * centre[k], reach += std::abs(slope) * extent[k];
       }
       return (std::abs(middle) - reach) * 0.999 > in_front * half + scale * per_scale + error * per_error;
@@ -66,8 +67,8 @@ struct Frustum {
   }
   Frustum(const View<Real>& v, bool filtered)
       : view(v), filtered(filtered), entries(largest(v.rotation)), translation(largest(v.translation)),
-        x(v.fx, v.cx, v.width, norm(v, 0), norm(v, 2), v.x_min, v.x_max),
-        y(v.fy, v.cy, v.height, norm(v, 1), norm(v, 2), v.y_min, v.y_max) {}
+        x(v.fx, v.cx, v.width, norm(v, 0), v.model == kOrtho ? 0 : norm(v, 2), v.x_min, v.x_max),
+        y(v.fy, v.cy, v.height, norm(v, 1), v.model == kOrtho ? 0 : norm(v, 2), v.y_min, v.y_max) {}
 
   // Whether none of the lanes can be seen; false where anything is NaN.
   template <bool PINHOLE>
@@ -78,12 +79,12 @@ struct Frustum {
     const F error = terms * F(kRounding);
     const auto behind = pc[2] < F(view.z_near) - error;
     if (behind.bits() == kAll) return true;
-    if (!PINHOLE) return false;
+    if (!PINHOLE && view.model != kOrtho) return false;
     F scale = activate_scale(max_(raw.log_scale[0], max_(raw.log_scale[1], raw.log_scale[2])));
     if (filtered) scale = scale + abs_(raw.filter_3d);
-    const F in_front = max_(pc[2], F(0));
-    return (behind | x.misses(pc[0], pc[2], in_front, scale, error) | y.misses(pc[1], pc[2], in_front, scale, error))
-               .bits() == kAll;
+    const F z = PINHOLE ? pc[2] : F(1), in_front = max_(z, F(0));
+    return (behind | x.misses(pc[0], z, in_front, scale, error) | y.misses(pc[1], z, in_front, scale, error)).bits() ==
+           kAll;
   }
   // Whether nothing within the bounds of a chunk can be seen; false where anything is NaN.
   bool misses(const Real* bounds) const {
@@ -98,8 +99,8 @@ struct Frustum {
     for (int k = 0; k < 3; ++k)
       z += double(view.rotation[6 + k]) * centre[k], reach += std::abs(double(view.rotation[6 + k])) * extent[k];
     if (z + reach < view.z_near - error) return true;
-    if (view.model != kPinhole) return false;
-    const double in_front = std::max(z + reach, 0.0);
+    if (view.model == kFisheye) return false;
+    const double in_front = view.model == kOrtho ? 1.0 : std::max(z + reach, 0.0);
     const double scale = std::exp(double(bounds[6])) * 1.001 + (filtered ? double(bounds[7]) : 0.0);
     return x.misses(view, 0, centre, extent, in_front, scale, error) ||
            y.misses(view, 1, centre, extent, in_front, scale, error);
