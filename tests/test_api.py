@@ -757,14 +757,18 @@ def test_scenes_cameras_and_models_can_be_pickled_and_copied(tmp_path: Path) -> 
         assert torch.equal(same.render(same.cameras[0]).image, image)
 
 
-def test_a_pickled_camera_of_an_older_version_has_the_near_plane_of_then() -> None:
-    camera = dataclasses.replace(ring_cameras(1)[0], near=0.5)
-    assert pickle.loads(pickle.dumps(camera)).near == copy.copy(camera).near == 0.5
-    old = splatcli.Camera.__new__(splatcli.Camera)
+def test_a_pickled_camera_of_an_older_version_has_the_near_plane_and_the_model_of_then() -> None:
+    camera = dataclasses.replace(ring_cameras(1)[0], near=0.5, model="ortho")
+    for made in (pickle.loads(pickle.dumps(camera)), copy.copy(camera)):
+        assert (made.near, made.model) == (0.5, "ortho")
     fields = [getattr(camera, field.name) for field in dataclasses.fields(camera)]
-    old.__setstate__(fields[:-1])
-    assert (old.name, old.near) == (camera.name, 0.01)
-    assert np.array_equal(old.viewmat, camera.viewmat)
+    for missing, near in ((2, 0.01), (1, 0.5)):
+        old = splatcli.Camera.__new__(splatcli.Camera)
+        old.__setstate__(fields[:-missing])
+        assert (old.name, old.near, old.model) == (camera.name, near, "pinhole")
+        assert np.array_equal(old.viewmat, camera.viewmat)
+    with pytest.raises(ValueError, match="no camera model 'equirect'; there are pinhole, ortho, fisheye"):
+        dataclasses.replace(camera, model="equirect")  # type: ignore[arg-type]
 
 
 def test_gaussians_of_other_kinds_are_exported_and_trained_on(ball: Path, tmp_path: Path) -> None:

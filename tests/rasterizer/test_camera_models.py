@@ -216,18 +216,6 @@ def test_an_orthographic_camera_shows_sizes_without_distance() -> None:
     assert_close(b.depth, a.depth * 500.0)
 
 
-def test_cameras_of_older_versions_are_pinholes() -> None:
-    camera = Camera("a", 4, 3, 5.0, 5.0, 2.0, 1.5, np.eye(4), 0.3)
-    state = camera.__getstate__()
-    assert list(state) == ["a", 4, 3, 5.0, 5.0, 2.0, 1.5, camera.viewmat, 0.3, "pinhole"]  # type: ignore[call-overload]
-    for stored, near in ((state[:8], 0.01), (state[:9], 0.3)):  # type: ignore[index]
-        read = Camera.__new__(Camera)
-        read.__setstate__(stored)
-        assert (read.name, read.near, read.model) == ("a", near, "pinhole")
-    with pytest.raises(ValueError, match="no camera model 'equirect'; there are pinhole, ortho, fisheye"):
-        replace(camera, model="equirect")
-
-
 @pytest.mark.parametrize("build", BACKENDS)
 @pytest.mark.parametrize("model", OTHERS)
 def test_broken_gaussians_poison_nothing(model: CameraModel, build: str) -> None:
