@@ -45,6 +45,28 @@ class Command(TyperCommand):
             self.params, self.callback = _parse_with(type(self).function)
         return super().get_params(ctx)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            self._check_names(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def _check_names(self, ctx: Any, args: list[str]) -> None:
+        """Raise UsageError for an empty name of a file or folder, which means this folder, and for a second -o.
+
+        The first comes from a variable that is not set; of two outputs the parser would drop the first.
+        """
+        given, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        paths = set(_path_names(_options_class(type(self).function)))
+        for one in self.get_params(ctx):
+            where = one.metavar.strip("[].") if one.param_type_name == "argument" else one.opts[0]
+            value = given.get(one.name)
+            if one.name in paths and "" in (value if isinstance(value, list | tuple) else (value,)):
+                raise UsageError("the name is empty", where=where, remedy="perhaps a variable of the shell is not set")
+            if "-o" in one.opts and order.count(one) > 1:
+                raise UsageError(
+                    "it is given twice", where=where, remedy="name one output, and others in commands of their own"
+                )
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [one.metavar for one in self.get_params(ctx) if one.param_type_name == "argument"]
         return ["[OPTIONS]", *arguments]
@@ -147,7 +169,7 @@ def add_command(
 
 def _parse_with(function: Callable[[Any], int]) -> tuple[list[Any], Callable[..., Any] | None]:
     """Return Typer's parameters of a command, and the call of ``function`` with what is given for them."""
-    (options_class,) = (hint for name, hint in get_type_hints(function).items() if name != "return")
+    options_class = _options_class(function)
 
     def call(**given: Any) -> int:
         arguments = _build(options_class, given)
@@ -165,6 +187,24 @@ def _parse_with(function: Callable[[Any], int]) -> tuple[list[Any], Callable[...
     single.command()(call)
     made = typer.main.get_command(single)
     return list(made.params), made.callback
+
+
+def _options_class(function: Callable[[Any], int]) -> Any:
+    (found,) = (hint for name, hint in get_type_hints(function).items() if name != "return")
+    return found
+
+
+def _path_names(options_class: Any) -> Iterator[str]:
+    """Yield the names of the parameters that take files and folders; settings are not among them."""
+    for one, hint, flags in _fields(options_class):
+        if flags is None and dataclasses.is_dataclass(hint):
+            yield from _path_names(hint)
+        elif flags is None and _takes_path(hint):
+            yield one.name
+
+
+def _takes_path(hint: Any) -> bool:
+    return hint is Path or any(_takes_path(part) for part in get_args(hint))
 
 
 def _fields(options_class: Any) -> Iterator[tuple[dataclasses.Field[Any], Any, SettingFlags | None]]:

@@ -202,6 +202,12 @@ def test_the_completion_of_a_shell_is_printed() -> None:
         (["render", "nosuch.pt"], "no such model"),
         (["info", "nosuch"], "this path does not exist"),
         (["eval", "--views", "path.json"], "--views"),
+        (["train", ""], "the name is empty"),
+        (["train", "x", "-o", ""], "the name is empty"),
+        (["edit", "x.ply", "", "-o", "y.ply"], "the name is empty"),
+        (["render", "x.ply", "--data="], "the name is empty"),
+        (["export", "x.ply", "-o", "y.ply", "--output=y.spz"], "it is given twice"),
+        (["edit", "x.ply", "-o", "y.ply", "--scale", "2", "-o", "y.spz"], "it is given twice"),
     ],
 )
 def test_bad_usage_exits_2_with_a_remedy(splat: Splat, words: list[str], help_text: str) -> None:
