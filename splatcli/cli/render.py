@@ -251,10 +251,10 @@ def render(args: RenderArguments) -> int:
             path,
             wanted,
             import_options=import_options,
-            cameras=lambda: views_of(None, args.views, args.data, args.cameras, path_options)[0].cameras,
+            cameras=lambda: views_of(None, args.views, args.data, args.cameras, path_options, request.size)[0].cameras,
             echo=out.note,
         )
-        chosen, scene = views_of(loaded, args.views, args.data, args.cameras, path_options)
+        chosen, scene = views_of(loaded, args.views, args.data, args.cameras, path_options, request.size)
         render_views(loaded, chosen, scene, request, out)
     return 0
 
@@ -287,11 +287,17 @@ def _path_options(args: RenderArguments) -> PathOptions:
 
 
 def views_of(
-    model: Model | None, views: str, data: Path | None, cameras: Path | None, path_options: PathOptions
+    model: Model | None,
+    views: str,
+    data: Path | None,
+    cameras: Path | None,
+    path_options: PathOptions,
+    size: tuple[int, int] | None = None,
 ) -> tuple[Views, Scene | None]:
     """Return the views to render, and their scene if it is not that of the model's run.
 
     model: None before it is loaded; only a checkpoint of splat has cameras.
+    size: of the images, for a camera file that has none.
     """
     from dataclasses import replace
 
@@ -305,15 +311,15 @@ def views_of(
         gaussians = model.gaussians
         path_options = replace(path_options, distance=lambda camera: median_distance(gaussians, camera))
     if cameras is not None:
-        given = read_cameras(cameras)
+        given = read_cameras(cameras, size)
         return select_views(views, given, range(len(given)), [], path_options), None
     if model is not None and model.checkpoint is not None:
         own = model.checkpoint
         path_options = replace(path_options, georeferenced=own.dataset.place is not None)
-        return select_views(views, own.refined_cameras(), own.train, own.test, path_options), None
+        return select_views(views, own.refined_cameras(), own.train, own.test, path_options, size=size), None
     if data is None or views.lower().endswith(".json"):
         camera_file = None if model is None else camera_file_beside(model.path)
-        return select_views(views, [], [], [], path_options, camera_file or CAMERA_FILE), None
+        return select_views(views, [], [], [], path_options, camera_file or CAMERA_FILE, size), None
     scene = read_scene(data, DataConfig())
     path_options = replace(path_options, georeferenced=scene.place is not None)
     return select_views(views, scene.cameras, scene.train, scene.test, path_options), scene

@@ -4,7 +4,8 @@ The layouts are recognised by their keys:
 
     {"cameras": [{name, width, height, fx, fy, cx, cy, viewmat, near, model}]}  ours: Camera, field by field
     [{img_name, width, height, fx, fy, position, rotation}]            INRIA's cameras.json
-    {"frames": [{file_path, transform_matrix, ...}], fl_x | camera_angle_x, w, h, ...}   transforms.json
+    {"frames": [{file_path, transform_matrix, ...}], fl_x | camera_angle_x, w, h, ...}   transforms.json; w and h may
+                                                                       be missing where the caller knows the size
     {"camera_path": [{camera_to_world, fov}], render_width, render_height, fps}          nerfstudio camera path
 
 A camera path that has only "keyframes" is interpolated (render/camera_paths.py). The last two layouts hold
@@ -38,8 +39,10 @@ _FOCAL_KEYS = ("fl_x", "fl_y", "camera_angle_x", "camera_angle_y")
 _MAX_SIDE = 65_536
 
 #: The remedy for a file without cameras, or with broken ones.
-_REMEDY = "splat export RUN -o cameras.json writes such a file; splat docs cli has the layouts that are read"
+_REMEDY = "splat export RUN -o cameras.json writes such a file; splat docs cameras has the layouts that are read"
 
+#: The remedy for a transforms.json without the size of the images, which Blender's scripts leave out.
+_SIZE_REMEDY = "add w and h, the size of the images in pixels, to the file; splat render takes --size 800x800"
 
 _KEYFRAMES_REMEDY = "save the path again in nerfstudio's viewer, with its camera_path"
 
@@ -55,18 +58,19 @@ class CameraFile:
     fps: float | None = None
 
 
-def read_cameras(path: Path) -> list[Camera]:
-    """Read the cameras of a JSON file in one of the layouts above, in the file's order.
+def read_cameras(path: Path, size: tuple[int, int] | None = None) -> list[Camera]:
+    """Read the cameras of a JSON file in one of the layouts above, in the file's order. size: see below.
 
     Raises SceneError, which names the entry, for anything that is not a camera.
     """
-    return read_camera_file(path).cameras
+    return read_camera_file(path, size=size).cameras
 
 
-def read_camera_file(path: Path, near: float = NEAR) -> CameraFile:
+def read_camera_file(path: Path, near: float = NEAR, size: tuple[int, int] | None = None) -> CameraFile:
     """Read a JSON file in one of the layouts above. Raise SceneError as ``read_cameras``.
 
     near: the near plane of cameras for which the file has none, world units.
+    size: width and height where a transforms.json has none.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -94,6 +98,8 @@ def read_camera_file(path: Path, near: float = NEAR) -> CameraFile:
             )
         entries, parser, label = document, _inria, "entry"
 
+    if size is not None and label == "frames":
+        shared = {"w": size[0], "h": size[1], **shared}
     if not entries:
         raise SceneError("the file has no cameras", where=path, remedy=_REMEDY)
     cameras = []
@@ -104,7 +110,8 @@ def read_camera_file(path: Path, near: float = NEAR) -> CameraFile:
             camera = parser(entry, shared, index)
             cameras.append(camera if label == "cameras" and "near" in entry else replace(camera, near=near))
         except KeyError as error:
-            raise SceneError(f"{error} is missing", where=f"{path}: {label} {index}", remedy=_REMEDY) from None
+            remedy = _SIZE_REMEDY if label == "frames" and error.args[0] in ("w", "h") else _REMEDY
+            raise SceneError(f"{error} is missing", where=f"{path}: {label} {index}", remedy=remedy) from None
         except (ValueError, OverflowError) as error:
             raise SceneError(str(error), where=f"{path}: {label} {index}", remedy=_REMEDY) from None
     return CameraFile(cameras, _fps(shared, path) if label == "camera_path" else None)

@@ -107,12 +107,14 @@ def select_views(
     test: Sequence[int],
     options: PathOptions | None = None,
     camera_file: Path = CAMERA_FILE,
+    size: tuple[int, int] | None = None,
 ) -> Views:
     """Return the views that ``text`` names.
 
     cameras, train, test: of the run; all empty for a PLY.
     options: of a camera path.
     camera_file: one to advise where there are no cameras.
+    size: of the images, for a camera file that has none.
     Raises UsageError when there are none, SceneError for a broken camera file.
     """
     if text in PATHS:
@@ -125,7 +127,7 @@ def select_views(
                 where="--views",
                 remedy=f"test, train, all, {', '.join(PATHS)}, or a .json of cameras",
             )
-        file = read_camera_file(path, min((camera.near for camera in cameras), default=NEAR))
+        file = read_camera_file(path, min((camera.near for camera in cameras), default=NEAR), size)
         return Views(path.stem, file.cameras, from_run=False, fps=file.fps)
     if not cameras:
         raise UsageError(

@@ -32,7 +32,7 @@ def parse_kinds(text: str) -> tuple[str, ...]:
 def parse_size(text: str) -> tuple[int, int]:
     """Return width and height of ``640x480``. Raise UsageError."""
     parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
+    if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
         raise UsageError(f"{text!r} is not a size", where="--size", remedy="width x height in pixels, e.g. 1920x1080")
     width, height = (int(part) for part in parts)
     if not (0 < width <= _LARGEST_SIDE and 0 < height <= _LARGEST_SIDE):

@@ -280,6 +280,7 @@ class TestStdout:
         (["--projection", "panorama"], 2, "'panorama' is not a projection"),
         (["--projection", "ortho", "--what", "error"], 2, "no images of their size and projection"),
         (["--size", "0x5"], 2, "is not a size"),
+        (["--size", "100000x100000"], 2, "sides from 1 to 65536 pixels"),
         (["--size", "٣x5"], 2, "is not a size"),
         (["--depth-range", "3,1", "--what", "depth"], 2, "is not a depth range"),
         (["--depth-range", "1,3"], 2, "no depth image is written"),

@@ -135,9 +135,15 @@ def test_blender_transforms_with_a_size(tmp_path: Path) -> None:
     path = tmp_path / "transforms.json"
     angle = 2 * math.atan(40 / 2 / 41.5)
     frames = [{"file_path": "r_0", "transform_matrix": look_at_origin(0.3).tolist()}]
+    expected = Camera("r_0", 40, 30, 41.5, 41.5, 20.0, 15.0, camera().viewmat)
     path.write_text(json.dumps({"w": 40, "h": 30, "camera_angle_x": angle, "frames": frames}))
-    (found,) = read_cameras(path)
-    assert_same(found, Camera("r_0", 40, 30, 41.5, 41.5, 20.0, 15.0, camera().viewmat))
+    assert_same(read_cameras(path, (8, 6))[0], expected)
+    # Blender's scripts write no size.
+    path.write_text(json.dumps({"camera_angle_x": angle, "frames": frames}))
+    assert_same(read_cameras(path, (40, 30))[0], expected)
+    with pytest.raises(SceneError, match="'w' is missing") as error:
+        read_cameras(path)
+    assert "--size 800x800" in str(error.value.remedy)
 
 
 @pytest.mark.parametrize(
