@@ -30,6 +30,15 @@ from splatcli.errors import (
     system_error,
 )
 
+#: What takes less memory, by command.
+_LESS_MEMORY = {
+    **dict.fromkeys(("train", "demo", "bench"), "use fewer or smaller images (-r), or --cap-max"),
+    "resume": "set --cap-max, or end other programs",
+    "sfm": "use fewer or smaller images",
+    "render": "choose a smaller --size, or end other programs",
+    "mesh": "choose a larger --voxel, keep a part with --crop, or end other programs",
+}
+
 
 def report_error(error: Exception, argv: Sequence[str], out: Output) -> int:
     """Report ``error`` to the user; return its exit code."""
@@ -62,7 +71,8 @@ def _as_splat_error(error: Exception, argv: Sequence[str]) -> SplatError | None:
         return SceneError(str(error.strerror), where=error.filename)
     refused = system_error(error)
     if refused is not None and refused.errno == errno.ENOMEM:
-        return ResourceError("the machine is out of memory", remedy="use fewer or smaller images (-r), or --cap-max")
+        remedy = _LESS_MEMORY.get(argv[0] if argv else "", "end other programs, or use a model of fewer Gaussians")
+        return ResourceError("the machine is out of memory", remedy=remedy)
     if refused is not None and refused.errno == errno.ELOOP:
         error = refused  # Path.resolve() turns it into a RuntimeError
     if type(error).__name__ == "AcceleratorError":  # torch's, which is not loaded here
