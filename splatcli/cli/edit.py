@@ -21,6 +21,7 @@ from splatcli.cli.edit_models import (
 )
 from splatcli.cli.edit_order import ORDERED, OUTPUT, operations_by_model
 from splatcli.cli.edit_output import EditTarget, place_comments, show_plan, write_picture, write_result
+from splatcli.cli.model import find_model
 from splatcli.errors import UsageError
 
 #: The end of the name of a checkpoint.
@@ -209,8 +210,7 @@ class EditArguments:
                 where="--refine",
                 remedy="refine each in a command of its own, and put the files together",
             )
-        if self.picture is not None and self.picture.suffix.lower() != ".png":
-            raise UsageError("pictures are PNG files", where="--picture", remedy="--picture edit.png")
+        options.require_png(self.picture, "--picture")
         if self.output is not None and self.output.suffix.lower() == ".json":
             raise UsageError(
                 "cameras alone are not edited",
@@ -260,9 +260,11 @@ def edit(args: EditArguments) -> int:
     own, together = operations_by_model(args.ordered or [], len(args.models or [None]))
     target = EditTarget.of(args, [*own[0], *together])
     with open_output(json=args.json, quiet=args.quiet) as out:
+        # All names first, so that a wrong one is an error before the work.
+        named: Sequence[Path | None] = args.models or [None]
+        paths = [find_model(path, out=out, allow_older=args.allow_older) for path in named]
         own = [with_align_targets(operations, out) for operations in own]
         together = with_align_targets(together, out)
-        paths: Sequence[Path | None] = args.models or [None]
         parts = [edit_model(path, operations, together, args, out) for path, operations in zip(paths, own, strict=True)]
         warn_of_differences(parts, out)
         result = join_models(parts, together, args, out)

@@ -86,6 +86,7 @@ class EvalArguments:
             raise UsageError(f"{self.views!r} names no views with images", where="--views", remedy="test, train or all")
         if self.sheet_views is not None and self.sheet is None:
             raise UsageError("there is no sheet to put views on", where="--sheet-views", remedy="add --sheet sheet.png")
+        options.require_png(self.sheet, "--sheet")
         if self.resolution is not None and not self.resolution > 0:
             raise UsageError(f"{self.resolution:g} is no size", where="-r", remedy="1, 2, 4, 8 or a width in pixels")
         if self.lpips not in (None, "vgg", "alex"):

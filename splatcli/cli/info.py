@@ -45,6 +45,9 @@ class InfoArguments:
     settings: Annotated[dict[str, Any], options.SettingFlags(options.SCENE_SETTINGS)] = field(default_factory=dict)
     foreign: options.ForeignModelOptions = field(default_factory=options.ForeignModelOptions)
 
+    def __post_init__(self) -> None:
+        options.require_png(self.plot, "--plot")
+
 
 def info(args: InfoArguments) -> int:
     """Describe a file or folder and its content.
@@ -66,7 +69,10 @@ def info(args: InfoArguments) -> int:
     from splatcli.cli.console import open_output
     from splatcli.cli.model import find_model, is_run_folder, load_model
     from splatcli.formats.registry import is_own_checkpoint
+    from splatcli.output_files import check_file_place
 
+    if args.plot is not None:
+        check_file_place(args.plot)
     with open_output(json=args.json, quiet=args.quiet) as out:
         if args.path is not None and not args.path.exists():
             raise UsageError(

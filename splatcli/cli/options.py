@@ -312,6 +312,12 @@ def exclusion(*flags: str, remedy: str = "give one") -> UsageError:
     return UsageError(f"{' and '.join(flags)} exclude each other", where=flags[0], remedy=remedy)
 
 
+def require_png(path: Path | None, flag: str) -> None:
+    """Raise UsageError for a picture whose name ends as that of another file; a pipe has no ending."""
+    if path is not None and path.suffix.lower() not in ("", ".png"):
+        raise UsageError("pictures are PNG files", where=path, remedy=f"{flag} {path.stem}.png")
+
+
 # --- options that commands share --------------------------------------------------------------------------------------
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of plain lines on stdout.")]

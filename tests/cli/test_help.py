@@ -202,6 +202,8 @@ def test_the_completion_of_a_shell_is_printed() -> None:
         (["render", "nosuch.pt"], "no such model"),
         (["info", "nosuch"], "this path does not exist"),
         (["eval", "--views", "path.json"], "--views"),
+        (["eval", "x.ply", "--sheet", "sheet.jpg"], "pictures are PNG files"),
+        (["info", "x", "--plot", "plot.svg"], "--plot plot.png"),
         (["train", ""], "the name is empty"),
         (["train", "x", "-o", ""], "the name is empty"),
         (["edit", "x.ply", "", "-o", "y.ply"], "the name is empty"),
