@@ -347,7 +347,7 @@ class Model:
         path = _path(path, "Model.export()")
         if not isinstance(format, str | None):
             raise _wrong(format, "format", "Model.export()", "its name, such as ply")
-        chosen = format_to_write(path, format)
+        chosen = format_to_write(path, format, by_name='format="ply"')
         assert chosen.write is not None, "format_to_write() gives formats that are written"
         if sh_degree is not None and not (_is_whole(sh_degree) and 0 <= sh_degree <= 4):
             raise UsageError(f"there is no SH degree {sh_degree!r}", where="sh_degree", remedy="0 to 4")

@@ -90,7 +90,7 @@ def _frame(offset: tuple[float, ...], on_earth: str | None) -> list[str]:
 
 
 def edit_model(
-    path: Path | None, operations: Sequence[Operation], together: Sequence[Operation], args: EditArguments, out: Output
+    path: Path, operations: Sequence[Operation], together: Sequence[Operation], args: EditArguments, out: Output
 ) -> EditedPart:
     """Read a model, apply its own operations, and print their effects. together: the operations of all models."""
     from splatcli.edit.operations import Clean, EditedModel, apply_operations
@@ -127,16 +127,15 @@ def edit_model(
     )
 
 
-def _load(path: Path | None, operations: Sequence[Operation], args: EditArguments, out: Output) -> Model:
+def _load(path: Path, operations: Sequence[Operation], args: EditArguments, out: Output) -> Model:
     from splatcli.edit.operations import KeepFinite
 
-    found = find_model(path, out=out, allow_older=args.allow_older)
     import_options = args.foreign.import_options()
     if any(isinstance(one, KeepFinite) for one in operations):
         import_options = replace(import_options, drop_nonfinite=True)
-    model = load_model(found, import_options=import_options, echo=out.note)
+    model = load_model(path, import_options=import_options, echo=out.note)
     if not len(model.gaussians):
-        raise UsageError("the model has no Gaussians to edit", where=found, remedy="name another model")
+        raise UsageError("the model has no Gaussians to edit", where=path, remedy="name another model")
     return model
 
 

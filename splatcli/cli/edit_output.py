@@ -58,7 +58,8 @@ class EditTarget:
         if folder is not None:
             streamed_sog.check_folder(folder, overwrite=args.overwrite)
             return cls(folder, streamed_sog.FORMAT, folder.exists(), folder)
-        return cls(path, format_to_write(path, "ply" if str(path) == "-" else None), path.is_file())
+        name = "ply" if str(path) == "-" else None
+        return cls(path, format_to_write(path, name, others=(".lod", ".pt")), path.is_file())
 
 
 def place_comments(part: EditedPart, result: EditResult, chosen: Format | None, out: Output) -> tuple[str, ...]:

@@ -188,7 +188,7 @@ def export(args: ExportArguments) -> int:
         if folder is not None
         else None
         if cameras_only
-        else format_to_write(output, name, cameras=True)
+        else format_to_write(output, name, others=(".lod", ".json"), by_name="--format ply")
     )
     if args.target_size is not None and (chosen is None or folder is not None):
         raise UsageError("only a file of splats has a target size", where="--target-size", remedy="-o scene.sog")

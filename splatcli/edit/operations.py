@@ -56,17 +56,24 @@ def _log_radius_product(volume: float) -> float:
     return _log(volume) - math.log(4 / 3 * math.pi)
 
 
-#: name -> the raw values of Gaussians, [N] float64, and the number of an expression in the same space: what is
-#: monotonic is compared without being activated.
-_QUANTITIES: dict[str, tuple[Callable[[Gaussians], Tensor], Callable[[float], float]]] = {
-    "x": (lambda g: g.means[:, 0].double(), float),
-    "y": (lambda g: g.means[:, 1].double(), float),
-    "z": (lambda g: g.means[:, 2].double(), float),
-    "opacity": (lambda g: g.logit_opacities.double(), _logit),
-    "scale": (lambda g: g.log_scales.double().amax(dim=1), _log),
-    "min_scale": (lambda g: g.log_scales.double().amin(dim=1), _log),
-    "anisotropy": (lambda g: g.log_scales.double().amax(dim=1) - g.log_scales.double().amin(dim=1), _log),
-    "volume": (lambda g: g.log_scales.double().sum(dim=1), _log_radius_product),
+#: The space of a quantity's raw values: from a number of an expression to it, and from it back.
+_Space = tuple[Callable[[float], float], Callable[[Tensor], Tensor]]
+_PLAIN: _Space = (float, torch.Tensor.clone)
+_LOGIT: _Space = (_logit, torch.sigmoid)
+_LOG: _Space = (_log, torch.exp)
+_VOLUME: _Space = (_log_radius_product, lambda raw: 4 / 3 * math.pi * torch.exp(raw))
+
+#: name -> the raw values of Gaussians, [N] float64, and their space: what is monotonic is compared without being
+#: activated.
+_QUANTITIES: dict[str, tuple[Callable[[Gaussians], Tensor], _Space]] = {
+    "x": (lambda g: g.means[:, 0].double(), _PLAIN),
+    "y": (lambda g: g.means[:, 1].double(), _PLAIN),
+    "z": (lambda g: g.means[:, 2].double(), _PLAIN),
+    "opacity": (lambda g: g.logit_opacities.double(), _LOGIT),
+    "scale": (lambda g: g.log_scales.double().amax(dim=1), _LOG),
+    "min_scale": (lambda g: g.log_scales.double().amin(dim=1), _LOG),
+    "anisotropy": (lambda g: g.log_scales.double().amax(dim=1) - g.log_scales.double().amin(dim=1), _LOG),
+    "volume": (lambda g: g.log_scales.double().sum(dim=1), _VOLUME),
 }
 FILTER_HELP = f"--filter nan, or --filter 'opacity>0.1' with one of {', '.join(_QUANTITIES)} and < <= > >= == !="
 
@@ -106,10 +113,14 @@ class AlignTo:
 
 @dataclass(frozen=True)
 class Keep:
-    """A choice of Gaussians. keeps: [N] bool, the ones that stay."""
+    """A choice of Gaussians.
+
+    keeps: [N] bool, the ones that stay. range_of: the range of the values that it chooses by, in words.
+    """
 
     label: str
     keeps: Callable[[Gaussians], Tensor]
+    range_of: Callable[[Gaussians], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -223,12 +234,17 @@ def _scale_from(flag: str, text: str) -> Operation:
 
 def _crop(flag: str, text: str) -> Operation:
     region = Crop.parse(text, flag)
-    return Keep(f"{flag} {text}", lambda gaussians: region.holds(gaussians.means))
+    return Keep(f"{flag} {text}", lambda gaussians: region.holds(gaussians.means), _range_of_means)
 
 
 def _crop_out(flag: str, text: str) -> Operation:
     region = Crop.parse(text, flag)
-    return Keep(f"{flag} {text}", lambda gaussians: ~region.holds(gaussians.means))
+    return Keep(f"{flag} {text}", lambda gaussians: ~region.holds(gaussians.means), _range_of_means)
+
+
+def _range_of_means(gaussians: Gaussians) -> str:
+    low, high = (", ".join(f"{value:.4g}" for value in ends) for ends in gaussians.means.aminmax(dim=0))
+    return f"positions are from ({low}) to ({high})"
 
 
 def _filter(flag: str, text: str) -> Operation:
@@ -241,9 +257,14 @@ def _filter(flag: str, text: str) -> Operation:
     if name not in _QUANTITIES:
         raise UsageError(f"a Gaussian has no {name!r}", where=flag, remedy=FILTER_HELP)
     (value,) = _numbers(number, 1, flag, FILTER_HELP)
-    quantity, raw = _QUANTITIES[name]
-    bound, compare = raw(value), _COMPARISONS[comparison]
-    return Keep(f"{flag} {text}", lambda gaussians: compare(quantity(gaussians), bound))
+    quantity, (to_raw, from_raw) = _QUANTITIES[name]
+    bound, compare = to_raw(value), _COMPARISONS[comparison]
+
+    def range_of(gaussians: Gaussians) -> str:
+        low, high = (float(from_raw(end)) for end in quantity(gaussians).aminmax())
+        return f"{name} is from {low:.4g} to {high:.4g}"
+
+    return Keep(f"{flag} {text}", lambda gaussians: compare(quantity(gaussians), bound), range_of)
 
 
 def _finite(gaussians: Gaussians) -> Tensor:
@@ -506,7 +527,7 @@ def _kept(gaussians: Gaussians, one: Keep) -> tuple[Gaussians, Gaussians, Tensor
         raise UsageError(
             f"none of the {len(gaussians):,} Gaussians is left",
             where=one.label,
-            remedy="`splat info MODEL` gives the bounds of the positions; operations before this one count, too",
+            remedy="leave it out" if one.range_of is None else f"{one.range_of(gaussians)} here",
         )
     dropped = gaussians.map(lambda tensor: tensor[~rows])
     return (gaussians.map(lambda tensor: tensor[rows]) if len(dropped) else gaussians), dropped, rows

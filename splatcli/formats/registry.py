@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -53,10 +54,12 @@ _REMEDIES = {
 _HEAD = 4096
 
 
-def format_to_write(output: Path, name: str | None, *, cameras: bool = False) -> Format:
+def format_to_write(
+    output: Path, name: str | None, *, others: Sequence[str] = (), by_name: str | None = None
+) -> Format:
     """Return the format called ``name`` where it is given, else that of the longest suffix. Raises UsageError.
 
-    cameras: the caller also writes .json files of cameras.
+    others: the suffixes of what the caller writes beside these formats. by_name: how the caller is given a name.
     """
     writable = {known.name: known for known in FORMATS if known.write is not None}
     found = plugins(GROUP)
@@ -66,7 +69,7 @@ def format_to_write(output: Path, name: str | None, *, cameras: bool = False) ->
             return writable[wanted]
         if wanted in found:
             return _loaded(found[wanted], writable=True)
-        names = ", ".join([*writable, *found, *(["json"] if cameras else [])])
+        names = ", ".join([*writable, *found, *(other.removeprefix(".") for other in others)])
         raise UsageError(f"there is no format {name!r} to write", where="--format", remedy=f"one of {names}")
     suffixes = {known.suffix: known.name for known in writable.values() if known.suffix}
     suffixes = {f".{name}": name for name in found} | suffixes
@@ -75,8 +78,8 @@ def format_to_write(output: Path, name: str | None, *, cameras: bool = False) ->
         raise UsageError(
             f"cannot tell a format from {output.name!r}",
             where="-o",
-            remedy=f"let the name end in one of {', '.join([*suffixes, *(['.json'] if cameras else [])])}; or name the "
-            "format, such as ply",
+            remedy=f"let the name end in one of {', '.join([*suffixes, *others])}"
+            + (f"; or name the format: {by_name}" if by_name is not None else ""),
         )
     chosen = suffixes[max(ends, key=len)]
     return writable[chosen] if chosen in writable else _loaded(found[chosen], writable=True)

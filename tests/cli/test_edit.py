@@ -11,12 +11,14 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.edit.transform import Similarity, move_camera
 from splatcli.formats.ply import write_ply_file
 from splatcli.formats.registry import import_model
 from splatcli.gaussians import Gaussians
+from splatcli.render.camera_files import read_cameras
 from splatcli.scene.points import morton_order
 from tests.formats.made import errors, read_ply, scene
 from tests.native.cases import NEEDS_COMPILER
@@ -102,6 +104,9 @@ def test_a_condition_keeps_what_matches_in_activated_values(
     }
     rows = torch.from_numpy(eval(condition, {}, names))
     assert rows.any()
+    nothing = splat("edit", model, "--filter", re.sub("[<>!].*", "<-1e30", condition), "-o", tmp_path / "none.ply")
+    name = re.split("[ <>!]", condition)[0]
+    assert f"help: {name} is from {names[name].min():.4g} to {names[name].max():.4g} here" in nothing.err
     kept = edited(splat, model, "--filter", condition, "-o", tmp_path / "kept.ply")
     assert torch.equal(kept.means, before.means[rows])
     assert torch.equal(kept.shN, before.shN[rows])
@@ -221,7 +226,8 @@ def test_a_file_that_is_there_stays_without_overwrite(splat: Splat, model: Path,
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--crop", "sphere:90,0,0,1"), "none of the 400"),
+        (("--crop", "sphere:90,0,0,1"), "positions are from (-"),
+        (("-o", "x", "--scale", "2"), ".usdz, .lod, .pt\n"),
         (("--crop-out", "sphere:0,0,0,99"), "none of the 400"),
         (("--crop-out", "cube:1"), "--crop-out box:"),
         (("--filter", "opacity>=1"), "none of the 400"),
@@ -248,11 +254,17 @@ def test_a_file_that_is_there_stays_without_overwrite(splat: Splat, model: Path,
 def test_what_makes_no_sense_is_refused_in_one_line(
     words: tuple[str, ...], said: str, splat: Splat, model: Path, tmp_path: Path
 ) -> None:
-    done = splat("edit", model, "-o", tmp_path / "x.ply", "-q", *words)
+    output = () if "-o" in words else ("-o", tmp_path / "x.ply")
+    done = splat("edit", model, *output, *words)
     assert done.code == 2, done.err
     assert said in done.err
     assert "Traceback" not in done.err
     assert not (tmp_path / "x.ply").exists()
+
+
+def test_every_model_is_looked_for_before_the_work(splat: Splat, model: Path, tmp_path: Path) -> None:
+    done = splat("edit", model, "--clean", tmp_path / "nowhere.ply", "-o", tmp_path / "x.ply")
+    assert (done.code, "there is no such model" in done.err, "--clean" in done.err) == (2, True, False), done.err
 
 
 def test_a_checkpoint_comes_in(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
