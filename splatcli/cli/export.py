@@ -183,6 +183,8 @@ def export(args: ExportArguments) -> int:
     elif args.lod_levels is not None:
         raise UsageError("only a streamed SOG has levels of detail", where="--lod-levels", remedy="-o scene.lod/")
     cameras_only = name == "json" if name is not None else output.suffix.lower() == ".json" and folder is None
+    if cameras_only:
+        _refuse_choices(args)
     chosen = (
         streamed_sog.FORMAT
         if folder is not None
@@ -197,7 +199,9 @@ def export(args: ExportArguments) -> int:
         found = find_model(args.model, out=out, allow_older=args.allow_older)
         loaded = load_model(found, import_options=args.foreign.import_options(), echo=out.note)
         if chosen is None:
-            _finish(_cameras(loaded, out), len(loaded.gaussians), "cameras (JSON)", loaded, output, args, out)
+            _finish(
+                _cameras(loaded, args.frame, out), len(loaded.gaussians), "cameras (JSON)", loaded, output, args, out
+            )
             return 0
         gaussians, metadata = _selected(loaded, chosen, region, args, out)
         if folder is not None:
@@ -212,6 +216,14 @@ def export(args: ExportArguments) -> int:
             out.note(f"note: {note}")
         _finish(encoded.payload, len(gaussians), chosen.title, loaded, output, args, out)
     return 0
+
+
+def _refuse_choices(args: ExportArguments) -> None:
+    """Raise UsageError for options that choose Gaussians, of which a file of cameras has none."""
+    given = {"--crop": args.crop, "--min-opacity": args.min_opacity, "--sh-degree": args.sh_degree}
+    for flag, value in given.items():
+        if value is not None:
+            raise UsageError("a file of cameras has no Gaussians", where=flag, remedy="leave it out, or -o scene.ply")
 
 
 def _fit(
@@ -321,18 +333,24 @@ def _contributions(
     return contributions(gaussians, loaded.checkpoint.training_cameras())
 
 
-def _cameras(loaded: Model, out: Output) -> bytes:
+def _cameras(loaded: Model, frame: Frame, out: Output) -> bytes:
     """Return the cameras of a checkpoint as JSON. Raises UsageError for a model without cameras."""
+    import numpy as np
+
+    from splatcli.edit.transform import Similarity, move_camera
     from splatcli.render.camera_files import cameras_json
 
     if loaded.checkpoint is None:
         raise UsageError(
             f"the model has no cameras: {loaded.origin}", where=loaded.path, remedy="export from a checkpoint"
         )
-    offset = loaded.checkpoint.dataset.offset
+    offset, cameras = loaded.checkpoint.dataset.offset, loaded.checkpoint.refined_cameras()
+    if any(offset) and frame is Frame.INPUT:
+        back = Similarity(shift=np.array(offset))
+        return cameras_json([move_camera(camera, back) for camera in cameras]).encode()
     if any(offset):
         out.note(f"note: the scene lies far from its origin and was moved: {offset_note(offset)}")
-    return cameras_json(loaded.checkpoint.refined_cameras(), offset).encode()
+    return cameras_json(cameras, offset).encode()
 
 
 def _selected(

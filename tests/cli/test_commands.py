@@ -40,7 +40,10 @@ def assert_equal_state(left: Path, right: Path) -> None:
 
 
 class TestTrain:
-    def test_prints_the_checkpoint_and_nothing_else(self, splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+    def test_prints_the_checkpoint_and_nothing_else(
+        self, splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
         done = splat("train", tiny_scene, "-o", tmp_path / "run", "-n", 20, *QUICK)
         assert done.code == 0
         assert done.lines == [str(tmp_path / "run" / "ckpts" / "ckpt_000020.pt")]
@@ -53,9 +56,10 @@ class TestTrain:
         assert float(found[3]) == round(size / 1e6, 1)
         assert f"step 20: test PSNR {found[1]} dB" in done.err
         assert view == f"next: splat view {run}"
-        for line, more in ((render, ["-o", tmp_path / "views"]), (export, ["-o", tmp_path / "x.ply"])):
+        for line in (render, export):
             _, command, *words = shlex.split(line)
-            assert splat(command, *words, *more).code == 0, line
+            assert splat(command, *words).code == 0, line
+        assert (tmp_path / "scene.ply").is_file()
 
     def test_a_run_that_is_stopped_names_no_next_command(self, splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
         done = splat("train", tiny_scene, "-o", tmp_path / "run", "-n", 20, "--stop-at", 3, *QUICK)
@@ -302,6 +306,14 @@ class TestExport:
 
     def test_a_ply_has_no_cameras_to_export(self, splat: Splat, exported_ply: Path, tmp_path: Path) -> None:
         assert splat("export", exported_ply, "-o", tmp_path / "cameras.json").code == 2
+
+    @pytest.mark.parametrize("words", [("--crop", "sphere:0,0,0,1"), ("--min-opacity", 0), ("--sh-degree", 0)])
+    def test_cameras_are_not_chosen_like_gaussians(
+        self, splat: Splat, finished_run: Path, tmp_path: Path, words: tuple[object, ...]
+    ) -> None:
+        done = splat("export", finished_run, "-o", tmp_path / "cameras.json", *words)
+        assert (done.code, list(tmp_path.iterdir())) == (2, [])
+        assert f"where: {words[0]}" in done.err
 
 
 class TestEval:

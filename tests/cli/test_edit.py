@@ -297,6 +297,12 @@ def test_what_leads_to_the_input_stays_only_without_a_move(splat: Splat, finishe
     place = (47.25, -8.5, 430.25)
     checkpoint.dataset = replace(checkpoint.dataset, offset=(1000.0, 2000.0, 0.0), place=place)
     save_checkpoint(tmp_path / "far.pt", checkpoint)
+    for frame, shift in (("normalised", 0.0), ("input", (1000.0, 2000.0, 0.0))):
+        done = splat("export", tmp_path / "far.pt", "-o", tmp_path / "c.json", "--frame", frame)
+        assert done.code == 0, done.err
+        found = np.stack([camera.center for camera in read_cameras(tmp_path / "c.json")])
+        assert_allclose(found, np.stack([camera.center for camera in checkpoint.cameras]) + shift, rtol=0, atol=1e-9)
+        assert ("offset" in json.loads((tmp_path / "c.json").read_text())) is (frame == "normalised")
     unmoved = [("--filter", "opacity>0"), ("--level", "z")]  # z is up in a run with a place
     for words, kept in ((unmoved[0], True), (unmoved[1], True), (("-t", "0,0,1"), False), (("--level", "x"), False)):
         done = splat("edit", tmp_path / "far.pt", "-o", tmp_path / "x.ply", "-w", *words)
