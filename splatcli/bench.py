@@ -202,6 +202,14 @@ class Record:
 _FIGURES = ("step", "psnr", "ssim", "num_gaussians", "views", "protocol")
 
 
+def check_scenes(cells: Sequence[Cell], folder: Path) -> None:
+    """Raise SceneError for a scene that is not there, before the runs of others. folder: as of ``measure``."""
+    for cell in cells:
+        scene = Path(cell.arguments[0])
+        if not scene.exists() and not (folder / f"{cell.name}.json").is_file():
+            raise SceneError("there is no such scene", where=scene, remedy="correct the name, or --data of a plan")
+
+
 def measure(cell: Cell, folder: Path, *, keep: bool, sheet: bool) -> tuple[Record, bool]:
     """Return the record of a cell, and whether all that is asked for already existed.
 

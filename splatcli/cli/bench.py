@@ -61,7 +61,7 @@ def bench(args: BenchArguments) -> int:
       splat bench scene/ --seeds 1,2 --setting "small=-r 4 --iterations 3000" -o output/small
       splat bench --plan benchmarks/plans/mipnerf360.toml --data /data/360_v2
     """
-    from splatcli.bench import Record, describe_machine, markdown, measure, plan_of, read_plan
+    from splatcli.bench import Record, check_scenes, describe_machine, markdown, measure, plan_of, read_plan
     from splatcli.cli.console import open_output
     from splatcli.cli.tables import of_markdown
     from splatcli.output_files import write_bytes
@@ -72,6 +72,7 @@ def bench(args: BenchArguments) -> int:
         if args.plan is None
         else read_plan(args.plan, data=args.data, seeds=numbers)
     )
+    check_scenes(cells, args.output)
     with open_output(json=args.json, quiet=args.quiet) as out:
         try:
             args.output.mkdir(parents=True, exist_ok=True)

@@ -138,6 +138,14 @@ def test_a_run_that_fails_ends_the_bench_with_its_words(
     assert "thing--bad--1.log" in err
 
 
+def test_every_scene_is_looked_for_before_the_first_run(
+    scene: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = bench(capfd, scene, tmp_path / "nowhere", "-o", tmp_path / "out")
+    assert (code, out, (tmp_path / "out").exists()) == (3, "", False)
+    assert f"there is no such scene\n  where: {tmp_path / 'nowhere'}" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
