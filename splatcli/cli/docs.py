@@ -70,18 +70,26 @@ def docs(args: DocsArguments) -> int:
         if name not in found and f"guides/{name}" in found:
             name = f"guides/{name}"
         if name not in found:
-            near = difflib.get_close_matches(name, found, n=1)
-            raise UsageError(
-                "the manual has no such page",
-                where=args.page,
-                remedy=f"did you mean {near[0]}?" if near else "splat docs lists the pages",
-            )
+            near, on = difflib.get_close_matches(name, found, n=1), _pages_on(name, found)
+            remedy = f"did you mean {near[0]}?" if near else "splat docs lists the pages"
+            if on and not near:
+                remedy = f"perhaps {' or '.join(on)}; {remedy}"
+            raise UsageError("the manual has no such page", where=args.page, remedy=remedy)
         text = found[name].read_text(encoding="utf-8")
         if is_styled(sys.stdout) and not args.json:
             _show(text)
         else:
             out.result({"page": name, "text": text}, [text.rstrip("\n")])
     return 0
+
+
+def _pages_on(word: str, found: dict[str, Path]) -> list[str]:
+    """Return the pages whose titles have a word that begins with ``word``."""
+    return [
+        name
+        for name, path in found.items()
+        if word and any(one.startswith(word.lower()) for one in re.findall(r"\w+", _title(path).lower()))
+    ]
 
 
 def _title(path: Path) -> str:

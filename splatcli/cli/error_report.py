@@ -60,7 +60,7 @@ def _as_splat_error(error: Exception, argv: Sequence[str]) -> SplatError | None:
     if isinstance(error, SplatError):
         return error
     if isinstance(error, typer.TyperException):
-        return _from_typer(error)
+        return _from_typer(error, argv)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError(
             "the disk is full", where=error.filename, remedy="free disk space, or write elsewhere with -o"
@@ -92,10 +92,11 @@ def _is_output(name: object, argv: Sequence[str]) -> bool:
     return any(os.path.commonpath([path, os.path.abspath(place)]) == os.path.abspath(place) for place in named)
 
 
-def _from_typer(error: typer.TyperException) -> UsageError:
+def _from_typer(error: typer.TyperException, argv: Sequence[str]) -> UsageError:
     context, unknown = getattr(error, "ctx", None), getattr(error, "option_name", None)
-    if context is None:
-        return UsageError(error.format_message().rstrip("."), remedy="see splat --help")
+    if context is None:  # a flag without its value
+        place = f"splat {argv[0]}" if unknown is not None and argv else "splat"
+        return UsageError(error.format_message().rstrip("."), remedy=f"see {place} --help")
     remedy = f"see {context.command_path} --help"
     names = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
     if unknown is None or unknown in names:

@@ -112,7 +112,8 @@ class RenderArguments:
         typer.Option(
             "--size",
             metavar="WxH",
-            help="Size of the images; the vertical field of view stays.  [default: that of the cameras]",
+            help="Size of the images; the vertical field of view stays. Needed for a camera file without one.  "
+            "[default: that of the cameras]",
         ),
     ] = None
     projection: Annotated[
