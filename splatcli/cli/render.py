@@ -156,7 +156,8 @@ class RenderArguments:
             metavar="F",
             min=0.01,
             max=1000.0,
-            help="Frames per second of a video.  [default: as in the camera file, else 30]",
+            help="Frames per second of a video, and of a camera path that --save-cameras writes.  [default: as in the "
+            "camera file, else 30]",
         ),
     ] = None
     loop: Annotated[bool, typer.Option("--loop", help="Close the path of interpolate, as other paths are.")] = False
@@ -403,9 +404,9 @@ def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderO
 def _save_cameras(path: Path, chosen: Views, fps: float | None, out: Output) -> None:
     """Write cameras in the layout of splat, or of nerfstudio when the file is named so."""
     from splatcli.output_files import write_bytes
-    from splatcli.render.camera_files import SUFFIX, camera_path_json, cameras_json
+    from splatcli.render.camera_files import camera_path_json, cameras_json, is_camera_path
 
-    if path.name.lower().endswith(SUFFIX):
+    if is_camera_path(path):
         text, notes = camera_path_json(chosen.cameras, fps or chosen.fps or _FPS)
     else:
         text, notes = cameras_json(chosen.cameras), []
@@ -573,6 +574,7 @@ def _side_by_side(rendered: RenderedView) -> NDArray[np.uint8]:
 def _kinds(opts: RenderOptions, target: Target, chosen: Views) -> tuple[str, ...]:
     """Return the kinds of image to write for each view. Raise UsageError for options that exclude each other."""
     from splatcli.render import output
+    from splatcli.render.camera_files import is_camera_path
     from splatcli.render.images import COMPARED
 
     exr_only = target.format == "exr"
@@ -590,7 +592,8 @@ def _kinds(opts: RenderOptions, target: Target, chosen: Views) -> tuple[str, ...
             raise UsageError("photo and error are not EXR channels", where="--what", remedy="--format png")
     if opts.depth_range is not None and ("depth" not in kinds or exr_only):
         raise UsageError("no depth image is written", where="--depth-range", remedy="--what depth, not as EXR")
-    if opts.fps is not None and not target.is_video:
+    takes_fps = target.is_video or (opts.save_cameras is not None and is_camera_path(opts.save_cameras))
+    if opts.fps is not None and not takes_fps:
         raise UsageError("images have no frame rate", where="--fps", remedy="write a video: -o x.mp4")
     if target.format == "png" and target.folder is None and len(kinds) > 1 and not opts.side_by_side:
         raise UsageError(

@@ -346,6 +346,11 @@ SUFFIX = "camera_path.json"
 _PIXELS, _SHARE = 0.5, 1e-3
 
 
+def is_camera_path(path: Path) -> bool:
+    """Return whether a file of this name is written in nerfstudio's layout."""
+    return path.name.lower().endswith(SUFFIX)
+
+
 def camera_path_json(cameras: Sequence[Camera], fps: float) -> tuple[str, list[str]]:
     """Return (the file, notes on what it cannot hold). Poses are in the frame of the model.
 

@@ -110,11 +110,11 @@ class TestPaths:
     ) -> None:
         names = ("c.json", "orbit.camera_path.json")
         words = ("--views", "orbit", "--frames", 2, "--size", "16x12", "--focus", "0,0,0.1", "-o", tmp_path / "a")
-        for name in names:
-            done = splat("render", finished_run, *words, "--save-cameras", tmp_path / name)
+        for name, fps in zip(names, ((), ("--fps", 24)), strict=True):
+            done = splat("render", finished_run, *words, "--save-cameras", tmp_path / name, *fps)
             assert done.code == 0, done.err
         ours, theirs = (read_camera_file(tmp_path / name) for name in names)
-        assert (ours.fps, theirs.fps) == (None, 30.0)
+        assert (ours.fps, theirs.fps) == (None, 24.0)
         for left, right in zip(ours.cameras, theirs.cameras, strict=True):
             assert (left.width, left.height, left.name) == (right.width, right.height, right.name)
             np.testing.assert_allclose(left.viewmat, right.viewmat, atol=1e-9)
