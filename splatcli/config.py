@@ -500,6 +500,12 @@ class StrategyConfig(Section):
         description="Larger Gaussians are removed from `schedule.prune_huge_start` on; times the scene extent. INRIA "
         "uses 0.1.",
     )
+    max_scale3d: float = Field(
+        0.3,
+        ge=0,
+        description="Largest standard deviation of a Gaussian, times its distance from the middle of the training "
+        "cameras, or times the scene extent where that is larger; 0: no limit.",
+    )
     prune_near: float = Field(
         0.7,
         ge=0,
@@ -935,6 +941,7 @@ _LATER: dict[str, dict[str, Any]] = {
     "train": {"alpha_lambda": 0.0},
     "data": {"near_share": 0.0, "max_point_error": 0.0},
     "optim": {"means_size_power": 0.0},
+    "strategy": {"max_scale3d": 0.0},
 }
 
 

@@ -51,6 +51,8 @@ _log = logging.getLogger(__name__)
 
 #: Steps between two updates of the 3D filter (Mip-Splatting); each refinement makes one, too.
 FILTER_3D_EVERY = 100
+#: Steps between two reductions of the scales that are too large.
+LIMIT_SCALES_EVERY = 100
 
 
 class Trainer:
@@ -342,8 +344,11 @@ class Trainer:
         step = state.step + 1
         events: list[Event] = []
         sizes_due = state.filter_3d is not None and step % FILTER_3D_EVERY == 0
-        if refines or sizes_due:
+        limits_due = step % LIMIT_SCALES_EVERY == 0
+        if refines or sizes_due or limits_due:
             reported += self.stepper.drain(state)
+        if limits_due:
+            self.density.limit_scales(state)
         if refines:
             events = self.density.refine(state, self.strategy, step)
             if any(isinstance(event, OpacityReset) for event in events):

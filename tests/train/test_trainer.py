@@ -436,6 +436,27 @@ def test_rates_of_means_are_relative_to_the_sizes_after_the_last_refinement() ->
     assert sizes == {trainer.state.adam.log_size}
 
 
+@pytest.mark.parametrize("share", [0.3, 0.0])
+def test_scales_have_a_limit_by_the_distance_from_the_cameras(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("splatcli.train.trainer.LIMIT_SCALES_EVERY", 7)
+    scene = made_scene()
+    trainer, _, _ = started(with_settings(short_config(), {"strategy.max_scale3d": share}), scene)
+    list(trainer.run(stop_at=6))
+    gaussians, middle = trainer.state.gaussians, np.stack([scene.cameras[i].center for i in scene.train]).mean(axis=0)
+    gaussians.means[:2] = torch.tensor([[100.0, 0.0, 0.0], [0.1, 0.0, 0.0]])
+    gaussians.log_scales[:3] = torch.tensor([[7.0, -9.0, 2.0], [9.0, 1.0, -2.0], [-3.0, -4.0, -5.0]])
+    list(trainer.run(stop_at=7))
+    scales = trainer.state.gaussians.log_scales[:3].exp().numpy()
+    if share == 0.0:
+        assert scales.max() > 1000
+        return
+    far = np.linalg.norm(trainer.state.gaussians.means[0].numpy() - middle)
+    assert far > 10 * scene.extent
+    np.testing.assert_allclose(scales[0, [0, 2]], [0.3 * far, np.exp(2.0)], rtol=0.1)  # the second had a step of Adam
+    np.testing.assert_allclose(scales[:2].max(axis=1), [0.3 * far, 0.3 * scene.extent], rtol=1e-5)
+    np.testing.assert_allclose(scales[2], np.exp([-3.0, -4.0, -5.0]), rtol=0.1)
+
+
 def test_all_events_are_frozen() -> None:
     for kind in (*get_args(events.Event), events.ViewScore):
         assert kind.__dataclass_params__.frozen, kind

@@ -7,12 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.adam import sum_of_log_sizes
 from splatcli.rasterizer.filter_3d import filter_sizes, opacity_shares
 from splatcli.rasterizer.step_inputs import DensifyStats
+from splatcli.reproducible import log
 from splatcli.train.densify import Refinement, Strategy, apply_refinement
 from splatcli.train.densify.contribution import largest_weights
 from splatcli.train.densify.free_space import FreeSpace
@@ -38,7 +41,8 @@ class DensityControl:
 
     group: the processes that train the run together, if there are several.
 
-    Whatever the strategy, no new row lies in the space around the training cameras (``strategy.prune_near``).
+    Whatever the strategy, no new row lies in the space around the training cameras (``strategy.prune_near``), and
+    scales have a limit (``strategy.max_scale3d``).
     """
 
     def __init__(self, group: ProcessGroup | None) -> None:
@@ -46,6 +50,7 @@ class DensityControl:
         self._capped_reported = False
         self._free_space: FreeSpace | None = None
         self._measured = False
+        self._middle: NDArray[np.float64] | None = None
 
     def refine(self, state: TrainState, strategy: Strategy, step: int) -> list[Event]:
         """Refine ``state`` after ``step`` and return the events. Raises StepDivergedError when no Gaussian is left."""
@@ -132,6 +137,27 @@ class DensityControl:
         return refinement.without(
             self._free_space.contains(gaussians.means[refinement.source] if means is None else means)
         )
+
+    @torch.no_grad()
+    def limit_scales(self, state: TrainState) -> None:
+        """Reduce the scales of ``state`` to ``strategy.max_scale3d`` where they are larger; no step may be pending.
+
+        Adam lets scales grow where few views see them, and a sheet of many times the scene's size veils the views from
+        which it is not seen edge-on (docs/quality.md). Moments stay.
+        """
+        share, extent = state.config.strategy.max_scale3d, state.dataset.extent
+        if share == 0.0 or not extent > 0.0:
+            return
+        if self._middle is None:
+            self._middle = np.stack([state.cameras[view].center for view in state.train]).mean(axis=0)
+        log_scales = state.gaussians.log_scales
+        rows = (log_scales.amax(dim=1) > math.log(share * extent)).nonzero().squeeze(1)
+        if not len(rows):
+            return
+        x, y, z = (state.gaussians.means[rows].double() - torch.tensor(self._middle, device=rows.device)).unbind(dim=1)
+        distance = (x * x + y * y + z * z).sqrt().clamp(min=extent)
+        limit = (log(distance) + math.log(share)).to(log_scales.dtype)
+        log_scales[rows] = torch.minimum(log_scales[rows], limit[:, None])
 
     def update_filter_3d(self, state: TrainState) -> None:
         """Compute the sizes of the 3D filter anew; no step may be pending."""
