@@ -267,9 +267,13 @@ class DataConfig(Section):
         False, description="Decode every image before the first step, and refuse damaged ones."
     )
 
-    def without_depths(self) -> DataConfig:
-        """Return the settings for readers that need the images only: depth maps are neither read nor required."""
-        return self.model_copy(update={"depths": None})
+    def images_only(self) -> DataConfig:
+        """Return the settings for readers that need the images only.
+
+        Depth maps are neither read nor required, nor are points in place of the scene's own, unless blocks are found by
+        them.
+        """
+        return self.model_copy(update={"depths": None, "points": None if self.block is None else self.points})
 
 
 class ModelConfig(Section):
@@ -888,7 +892,9 @@ def read_settings(
             if key in sections():
                 hint = f"{key} is a section, whose settings are {key}.NAME; splat docs settings lists them"
             raise UsageError(f"unknown setting {key!r}", where=file, remedy=hint)
-    for key in _PATHS & values.keys():
+    for key in sorted(_PATHS & values.keys()):
+        if values[key] == "":
+            raise UsageError("the name is empty", where=key, remedy="perhaps a variable of the shell is not set")
         if isinstance(values[key], str):
             values[key] = os.path.expanduser(values[key])
     if isinstance(values.get("data.points"), str):

@@ -145,7 +145,7 @@ def evaluate(args: EvalArguments) -> int:
         config = _protocol_of(args, checkpoint)
         root = data if checkpoint is None else scene_folder(checkpoint, data)
         assert root is not None
-        scene = read_scene(root, config.data.without_depths(), background=image_background(config))
+        scene = read_scene(root, config.data.images_only(), background=image_background(config))
         ground_truth = GroundTruth(scene, color_corrected=args.color_corrected, lpips=network)
         extremes = (
             None if args.sheet is None else Extremes(MOST_VIEWS if args.sheet_views is None else args.sheet_views)

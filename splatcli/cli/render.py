@@ -669,7 +669,7 @@ def photos_of(
         assert checkpoint is not None, "views with images belong to a run or a scene"
         try:
             root = scene_folder(checkpoint, data)
-            settings = checkpoint.config.data.without_depths()
+            settings = checkpoint.config.data.images_only()
             scene = read_scene(root, settings, background=image_background(checkpoint.config))
         except SceneError as error:
             if data is not None or needed:

@@ -333,8 +333,8 @@ def scene_with_points(
 ) -> Path | None:
     """Return the folder of points triangulated with the cameras of a scene that has none.
 
-    None where images and cameras give too few; a warning says so. The other arguments are those of
-    scene_with_cameras(), and so is what it raises.
+    None where images and cameras give too few, or where the folder cannot be made; a warning says so. The other
+    arguments are those of scene_with_cameras(), and so is what it raises.
     """
     from splatcli.errors import ResourceError, SceneError
     from splatcli.scene.read import read_scene
@@ -344,7 +344,7 @@ def scene_with_points(
     _check_new(run, overwrite=overwrite)
     out.note("the scene has no points: splat sfm triangulates them first (--init random goes without)")
     try:
-        full = read_scene(scene.root, data.model_copy(update={"resolution": 1}).without_depths())
+        full = read_scene(scene.root, data.model_copy(update={"resolution": 1}).images_only())
         footage = images_of(full)
         chosen = SfmOptions(cameras=known_cameras(full, footage))
         solved = _solve(
@@ -357,7 +357,7 @@ def scene_with_points(
             out=out,
             keep_failed=False,
         )
-    except (SceneError, ResourceError) as error:
+    except (SceneError, ResourceError, OutputError) as error:
         out.warn(f"training begins with random points, because no others can be triangulated: {error.what}")
         return None
     if solved.facts["points"] < _LEAST_POINTS:

@@ -58,8 +58,10 @@ class Views:
 
         A fisheye sees 180 degrees from the image's centre to both sides of its farthest corner. An orthographic camera
         shows what the pinhole shows at the distance of the scene, ``distance``: one of a path that of its frames.
-        Raises UsageError for views that are neither pinholes nor of this model.
+        Views that are of this model stay what they are. Raises UsageError for others that are no pinholes.
         """
+        if all(camera.model == model for camera in self.cameras):
+            return self
         others = sorted({camera.model for camera in self.cameras} - {"pinhole", model})
         if others:
             raise UsageError(

@@ -272,7 +272,7 @@ def read_points(root: Path, data: DataConfig, notes: list[str]) -> RawPoints:
             where=root,
             remedy="--points names the folder of one, a scene that has one, or a PLY",
         )
-    points = _points(models[0], data.without_depths(), notes)
+    points = _points(models[0], data.images_only(), notes)
     if points is None:
         raise SceneError("the model has no points", where=models[0].folder, remedy="triangulate some, or leave it out")
     return replace(points, tracks=None)

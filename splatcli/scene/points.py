@@ -158,7 +158,7 @@ def clean_points(
 
 
 def read_points_ply(path: Path, limit: int) -> RawPoints:
-    """Read the vertices of a PLY file: x y z, and a colour under any of _COLOURS; grey without one.
+    """Read the vertices of a PLY file: x y z, and a colour under any of _COLOURS or of _SH0; grey without one.
 
     limit: at most so many, spread evenly over the file.
     Raises SceneError when the file is missing, damaged, shorter than its header says, or has no coordinates.
@@ -187,11 +187,18 @@ def read_points_ply(path: Path, limit: int) -> RawPoints:
         channels = next((found for found in _COLOURS if set(found) <= set(names)), None)
         if channels is not None:
             rgb = _bytes(np.stack([vertex[name] for name in channels], axis=1))
+        elif set(_SH0) <= set(names):
+            from splatcli.gaussians import SH_C0  # loads torch
+
+            sh0 = np.stack([vertex[name].astype(np.float64) for name in _SH0], axis=1)
+            rgb = np.clip(np.round(255 * np.nan_to_num(0.5 + SH_C0 * sh0)), 0, 255).astype(np.uint8)
     return RawPoints(xyz, rgb, path, total)
 
 
 #: Names of colours in PLY files, the usual ones first.
 _COLOURS = (("red", "green", "blue"), ("r", "g", "b"), ("diffuse_red", "diffuse_green", "diffuse_blue"))
+#: Constant spherical harmonics in PLY files of Gaussians.
+_SH0 = ("f_dc_0", "f_dc_1", "f_dc_2")
 #: Floating-point colours whose largest value is above this are 0..255; some in 0..1 exceed 1 a little.
 _LARGEST_UNIT = 2.0
 

@@ -82,7 +82,7 @@ def run_scene(checkpoint: Checkpoint, data: Path | None, background: Rgb | None)
     data: where it is now, if it has moved. background: as of read_scene(). The content of photos, lenses and poses may
     have changed. Raises SceneError where the scene is gone or has other views.
     """
-    settings = checkpoint.config.data.without_depths()
+    settings = checkpoint.config.data.images_only()
     scene = read_scene(scene_folder(checkpoint, data), settings, background=background)
     check_same_scene(checkpoint, scene, allowed=CONSENT)
     return scene

@@ -211,6 +211,8 @@ def test_the_completion_of_a_shell_is_printed() -> None:
         (["train", "x", "-o", ""], "the name is empty"),
         (["edit", "x.ply", "", "-o", "y.ply"], "the name is empty"),
         (["render", "x.ply", "--data="], "the name is empty"),
+        (["train", "x", "--points", ""], "the name is empty"),
+        (["train", "x", "--set", "model.init="], "the name is empty"),
         (["export", "x.ply", "-o", "y.ply", "--output=y.spz"], "it is given twice"),
         (["edit", "x.ply", "-o", "y.ply", "--scale", "2", "-o", "y.spz"], "it is given twice"),
     ],

@@ -240,6 +240,7 @@ def test_projections_show_what_they_say() -> None:
     views = Views("all", [camera("a"), camera("b", 1.0)], from_run=True)
     fisheyes = views.projected("fisheye", lambda _: math.nan)
     assert not fisheyes.from_run
+    assert views.projected("pinhole", lambda _: math.nan) is views
     first = fisheyes.cameras[0]
     corner = math.hypot(max(first.cx, first.width - first.cx), max(first.cy, first.height - first.cy))
     assert corner == pytest.approx(first.fx * math.pi / 2)

@@ -119,7 +119,7 @@ def test_maps_are_not_read_unless_asked_for_and_then_reported(tmp_path: Path) ->
     scene = read_scene(tmp_path, DataConfig())
     assert not scene.images.has_depths
     assert any("8 images have depth maps, which splat train --depth-loss uses" in note for note in scene.notes)
-    assert read_scene(tmp_path, DataConfig(depths="auto").without_depths()).images.image(1).depth is None
+    assert read_scene(tmp_path, DataConfig(depths="auto").images_only()).images.image(1).depth is None
 
 
 def test_a_map_of_another_size_is_resized_to_the_nearest(tmp_path: Path) -> None:

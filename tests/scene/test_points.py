@@ -57,6 +57,12 @@ def test_points_without_colours_are_grey(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_points_ply(tmp_path / "a.ply").rgb, np.full((3, 3), 128))
 
 
+def test_points_of_gaussians_have_their_base_colours(tmp_path: Path) -> None:
+    sh0 = np.array([[0.0, 1.0, -1.0], [9.0, -9.0, np.nan]], np.float32)
+    _write(tmp_path / "a.ply", np.zeros((2, 3), np.float32), sh0, names=("f_dc_0", "f_dc_1", "f_dc_2"))
+    np.testing.assert_array_equal(read_points_ply(tmp_path / "a.ply").rgb, [[128, 199, 56], [255, 0, 0]])
+
+
 @pytest.mark.parametrize(
     ("kind", "factor", "offset"),
     [

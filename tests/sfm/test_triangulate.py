@@ -153,6 +153,18 @@ def test_training_does_not_wait_for_points(
     assert not (tmp_path / f"{posed.name}-sfm").exists()
 
 
+def test_training_goes_on_without_a_folder_for_points(
+    posed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The folder of a run may be there in one that takes no others, as in a container; here a name is too long."""
+    scene = tmp_path / ("scan" * 62)
+    scene.symlink_to(posed)
+    words = ["train", str(scene), "--device", "cpu", "-o", str(tmp_path / "run"), "--cap-max", "2000"]
+    assert run([*words, "--iterations", "1"]) == 0
+    assert "training begins with random points, because no others can be triangulated" in capfd.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", scene.name]
+
+
 def test_training_triangulates_points_that_are_missing(
     posed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +182,7 @@ def test_training_triangulates_points_that_are_missing(
     moved = points.rename(tmp_path / "points")
     assert run([*words, "--iterations", "3"]) == 3
     assert f"there are no points here\n  where: {points}" in capfd.readouterr().err
+    assert run(["eval", "out/run", "--views", "train", "--device", "cpu"]) == 0  # for which the images are enough
     assert run(["resume", "out/run", "--set", f"data.points={moved}"]) == 0
     # Another run uses them again, and their frame is that of the cameras, far from the origin.
     moved.rename(points)
