@@ -238,11 +238,11 @@ def _rows(tracks: Path, points: dict[str, int], numbers: dict[str, int]) -> Iter
 
 def _points(document: dict[str, Any], file: Path, limit: int) -> tuple[RawPoints | None, dict[str, int]]:
     """Return points, and their rows by their names."""
-    points = list(document.get("points") or {})
-    if not points:
+    if not document.get("points"):
         return None, {}
-    total, points = len(points), points[:: stride(len(points), limit)]
-    rows = [document["points"][key] for key in points]
+    table = _table(document, "points", file)
+    total, points = len(table), list(table)[:: stride(len(table), limit)]
+    rows = [table[key] for key in points]
     try:
         xyz = np.array([row["coordinates"] for row in rows], dtype=np.float64)
         rgb = np.array([row["color"] for row in rows], dtype=np.float64)

@@ -316,6 +316,8 @@ def _matches(
     pixels = _accessor(document, matches["imagePoints"]["pixelCoordinates"], file, 1).astype(np.float64)
     packed = _accessor(document, matches["pointIndexRanges"], file, step).astype("<u4").view("<u8")[:, 0]
     firsts, counts = (packed & _FIRST_OF_RANGE).astype(np.int64), (packed >> _RANGE_SHIFT).astype(np.int64)
+    if counts.sum() > len(cameras):
+        raise ValueError(f"ranges of {counts.sum()} matches, of which there are {len(cameras)}")
     rows = np.repeat(np.arange(len(packed)), counts)
     places = np.repeat(firsts, counts) + np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     views = np.array([numbers.get(uid, -1) for uid in matches["cameraUids"]], dtype=np.int64)[cameras[places]]

@@ -999,6 +999,35 @@ def test_observations_through_a_rolling_shutter_are_not_used(tmp_path: Path) -> 
     assert (len(scene.points or []), scene.observations) == (40, None)
 
 
+def points_instead(root: Path, value: object) -> None:
+    parts = json.loads((root / "reconstruction.json").read_text())
+    (root / "reconstruction.json").write_text(json.dumps([{**part, "points": value} for part in parts]))
+
+
+def longest_ranges(root: Path) -> None:
+    """Give each point 2^24 - 1 matches, 300 million together, of the few that there are."""
+    (file,) = root.rglob("ranges0.bin")
+    (np.fromfile(file, "<u8") | np.uint64(0xFFFFFF << 40)).tofile(file)
+
+
+@pytest.mark.parametrize(
+    ("program", "harm", "file"),
+    [
+        ("opensfm", lambda root: points_instead(root, 5), "reconstruction.json"),
+        ("opf", longest_ranges, "tracks.gltf"),
+    ],
+)
+def test_broken_points_are_named(
+    program: str, harm: Callable[[Path], object], file: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = Tracked.of({}, {}).write(program, tmp_path)
+    harm(root)
+    assert run(["info", str(root)]) == 3
+    said = capfd.readouterr().err
+    assert f"{file}\n  help: " in said
+    assert "Traceback" not in said
+
+
 @pytest.mark.parametrize("program", ["opensfm", "openmvg", "opf"])
 def test_cameras_that_do_not_fit_their_observations(program: str, tmp_path: Path, capfd) -> None:
     """The focal length was changed after the reconstruction."""
