@@ -496,7 +496,7 @@ SCENE_SETTINGS = tuple(
     for name in (
         *("format", "model", "images", "masks", "mask_mode", "depths", "depth_scale", "depth_type"),
         *("max_pixels", "skip_missing", "allow_outside", "drop_bad_points", "scene_extent"),
-        *("skip_bad_images", "strict"),
+        *("points", "skip_bad_images", "strict"),
     )
 )
 

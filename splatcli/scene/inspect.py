@@ -138,7 +138,7 @@ def _beside(scene: Scene) -> Iterator[Finding]:
 
 def _points(scene: Scene) -> Iterator[Finding]:
     if scene.points is None or not len(scene.points):
-        yield Finding("none", "points", "no sparse points: training makes its own (docs/inputs.md)")
+        yield Finding("none", "points", "no sparse points: splat train makes some (docs/inputs.md)")
         return
     count = len(scene.points)
     yield Finding("found", "points", f"{count:,} sparse points")

@@ -194,13 +194,17 @@ def test_training_triangulates_points_that_are_missing(
     assert np.median(distance) < 0.01
 
 
-def test_points_of_a_file_take_the_place_of_the_scenes(posed: Path, made: Path, tmp_path: Path) -> None:
+def test_points_of_a_file_take_the_place_of_the_scenes(
+    posed: Path, made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     rows = ["ply", "format ascii 1.0", "element vertex 5", *(f"property float {axis}" for axis in "xyz"), "end_header"]
     (tmp_path / "cloud.ply").write_text("\n".join([*rows, *("1 2 3" for _ in range(5))]) + "\n")
     for scene in (made, posed):
         points = read_scene(scene, DataConfig(points=str(tmp_path / "cloud.ply"))).points
         assert points is not None
         assert len(points) == 5
+    assert run(["info", str(made), "--points", str(tmp_path / "cloud.ply")]) == 0
+    assert "5 sparse points" in capfd.readouterr().out
     (tmp_path / "empty").mkdir()
     with pytest.raises(SceneError, match="there is no COLMAP model"):
         read_scene(posed, DataConfig(points=str(tmp_path / "empty")))
