@@ -71,9 +71,10 @@ class Views:
             )
         away = [1.0] * len(self.cameras)
         if model == "ortho":
-            few = self.cameras[:: -(-len(self.cameras) // _FEW)] if self.label in PATHS else self.cameras
+            is_path = self.label in PATHS or self.fps is not None
+            few = self.cameras[:: -(-len(self.cameras) // _FEW)] if is_path else self.cameras
             away = [distance(camera) or 1.0 for camera in few]
-            if self.label in PATHS:
+            if is_path:
                 away = [float(np.median(away))] * len(self.cameras)
         changed = [_of_model(camera, model, z) for camera, z in zip(self.cameras, away, strict=True)]
         return replace(self, cameras=changed, from_run=False)

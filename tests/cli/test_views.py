@@ -249,8 +249,9 @@ def test_projections_show_what_they_say() -> None:
         assert after.model == "ortho"
         points = np.linalg.inv(before.viewmat) @ np.array([[0.3, -0.2, z, 1.0], [-0.4, 0.1, z, 1.0]]).T
         assert_allclose(after.project(points[:3].T), before.project(points[:3].T))
-    path = replace(views, label="orbit").projected("ortho", lambda one: {"a": 2.0, "b": 4.0}[one.name])
-    assert [one.fx for one in path.cameras] == [one.fx / 3.0 for one in views.cameras]
+    for frames in (replace(views, label="orbit"), replace(views, fps=24.0)):
+        path = frames.projected("ortho", lambda one: {"a": 2.0, "b": 4.0}[one.name])
+        assert [one.fx for one in path.cameras] == [one.fx / 3.0 for one in views.cameras]
     assert flat.projected("ortho", lambda _: 1.0).cameras[0].fx == flat.cameras[0].fx
     for model in ("pinhole", "fisheye"):
         with pytest.raises(UsageError, match="the views are ortho cameras"):
