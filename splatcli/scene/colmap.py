@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import mmap
 import struct
@@ -49,6 +50,8 @@ from splatcli.scene.source import (
 PLACES = ("sparse", "colmap/sparse", "distorted/sparse", ".")
 #: How deep a scene folder is searched for models when none is in the usual places.
 MAX_DEPTH = 4
+#: The report that splat sfm puts beside its model.
+_REPORT = "sfm.json"
 #: Parameters of each lens model, by COLMAP's number of the model.
 MODEL_PARAMS = {
     int(model): len(pycolmap.Camera.create_from_model_id(pycolmap.INVALID_CAMERA_ID, model, 1.0, 1, 1).params)
@@ -86,17 +89,26 @@ def find_models(root: Path) -> list[Model]:
     return []
 
 
-def search_models(root: Path) -> list[Model]:
-    """Return the models anywhere below ``root``. Raises SceneError when their folders do not belong together."""
+def search_models(root: Path, *, triangulated: bool = True) -> list[Model]:
+    """Return the models anywhere below ``root``. Raises SceneError when their folders do not belong together.
+
+    triangulated: without others, those that ``splat sfm`` triangulated with the cameras of another scene.
+    """
     groups: dict[Path, list[Model]] = {}
-    for base, folders, _ in walk(root, private=True):
+    held: list[Path] = []
+    for base, folders, files in walk(root, private=True):
         path = Path(base)
+        if _REPORT in files and _is_triangulated(path / _REPORT):
+            held.append(path)
         depth = len(path.relative_to(root).parts)
         folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < MAX_DEPTH else []
         model = _model_at(path)
         if model is not None:
             # Numbered folders are sub-models of one run of the mapper.
             groups.setdefault(path.parent if path.name.isdigit() else path, []).append(model)
+    others = {path: models for path, models in groups.items() if not any(path.is_relative_to(one) for one in held)}
+    if others or not triangulated:
+        groups = others
     if len(groups) > 1:
         raise SceneError(
             "has several COLMAP models: " + ", ".join(str(path.relative_to(root)) for path in groups),
@@ -104,6 +116,15 @@ def search_models(root: Path) -> list[Model]:
             remedy="name the folder of one of them as the scene",
         )
     return [model for models in groups.values() for model in _largest_first(models)]
+
+
+def _is_triangulated(report: Path) -> bool:
+    """Return whether a report of ``splat sfm`` says that the cameras are those of another scene."""
+    try:
+        facts = json.loads(report.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(facts, dict) and facts.get("cameras_held") is True
 
 
 def choose_model(root: Path, name: str, models: list[Model]) -> list[Model]:

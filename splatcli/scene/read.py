@@ -119,11 +119,14 @@ def _describe(root: Path, data: DataConfig, problems: Problems) -> tuple[Reader,
     if not there and wanted is None:
         there = _matching_plugins(root)
     if colmap.READER not in there and (wanted is colmap.READER or not there):
-        there = [colmap.READER] * bool(data.model or colmap.search_models(root)) + there
-    if not there and wanted is not colmap.READER and (inside := _nested(root)) is not None:
-        reader, source = _describe(inside, data, problems)
-        source.notes.insert(0, f"the scene in {inside.relative_to(root).as_posix()}/ is used")
-        return reader, source
+        found = data.model or colmap.search_models(root, triangulated=wanted is colmap.READER)
+        there = [colmap.READER] * bool(found) + there
+    if not there and wanted is not colmap.READER:
+        if (inside := _nested(root)) is not None:
+            reader, source = _describe(inside, data, problems)
+            source.notes.insert(0, f"the scene in {inside.relative_to(root).as_posix()}/ is used")
+            return reader, source
+        there = [colmap.READER] * bool(wanted is None and colmap.search_models(root))
     if not there or wanted not in (None, *there):
         raise _nothing(wanted, root, there)
     reader, *others = there if wanted is None else [wanted]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -211,6 +212,19 @@ def test_points_of_a_file_take_the_place_of_the_scenes(
     (tmp_path / "cloud.ply").write_text("no")
     with pytest.raises(SceneError, match="--points names a PLY"):
         read_scene(posed, DataConfig(points=str(tmp_path / "cloud.ply")))
+
+
+def test_points_below_a_folder_are_no_scene_beside_the_one_they_came_to(
+    posed: Path, made: Path, tmp_path: Path
+) -> None:
+    """As when training runs twice in the folder that the scene lies in, with the default output."""
+    shutil.copytree(posed, tmp_path / "capture")
+    for name in ("capture-sfm", "capture-sfm-2"):
+        shutil.copytree(made, tmp_path / "output" / name, symlinks=True)
+    assert read_scene(tmp_path, DataConfig()).root == tmp_path / "capture"
+    shutil.rmtree(tmp_path / "output/capture-sfm-2")
+    shutil.rmtree(tmp_path / "capture")
+    assert read_scene(tmp_path, DataConfig()).kind == "colmap"
 
 
 def test_images_of_near_poses_are_pairs() -> None:
