@@ -51,9 +51,10 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def _check_names(self, ctx: Any, args: list[str]) -> None:
-        """Raise UsageError for an empty name of a file or folder, which means this folder, and for a second -o.
+        """Raise UsageError for an empty name of a file or folder, which means this folder, and for a second file of -o.
 
-        The first comes from a variable that is not set; of two outputs the parser would drop the first.
+        The first comes from a variable that is not set. Of two files the parser would drop the first; of two folders
+        the later one replaces that of an alias or a script, as with other options.
         """
         given, _, order = self.make_parser(ctx).parse_args(args=list(args))
         paths = set(_path_names(_options_class(type(self).function)))
@@ -62,7 +63,7 @@ class Command(TyperCommand):
             value = given.get(one.name)
             if one.name in paths and "" in (value if isinstance(value, list | tuple) else (value,)):
                 raise UsageError("the name is empty", where=where, remedy="perhaps a variable of the shell is not set")
-            if "-o" in one.opts and order.count(one) > 1:
+            if "-o" in one.opts and one.metavar != "DIR" and order.count(one) > 1:
                 raise UsageError(
                     "it is given twice", where=where, remedy="name one output, and others in commands of their own"
                 )

@@ -215,7 +215,7 @@ def render(args: RenderArguments) -> int:
       splat render output/scene --views interpolate --loop --what rgb,depth -o tour.mp4
       splat render output/scene --views camera_path.json -o film.mp4
       splat render output/scene --views test --projection fisheye -o fisheye
-      splat render output/flight --views all --projection ortho -o maps
+      splat render output/scene --views all --projection ortho -o maps
       splat render output/scene --views orbit -o orbit.mp4 --save-cameras orbit.camera_path.json
       splat render output/scene --views test --format exr --what rgb,alpha,depth
       splat render point_cloud.ply --views cameras.json --background white
