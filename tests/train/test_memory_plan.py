@@ -36,6 +36,12 @@ from tests.train.worlds import (
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process holds as much as a fresh one, whatever the tests before it have left."""
+    monkeypatch.setattr("splatcli.train.memory_plan.held_memory", lambda device, *, offloads=False: 400 << 20)
+
+
 def memory_plan_of(n: int = 10_000, room: int = 4 << 30, *, densifies: bool = True, isects: int = 40_000) -> MemoryPlan:
     (camera,) = ring_cameras(1, 800)
     work = memory_plan.Workload(n, 3, 800, 800, IsectCount(isects, isects, n))
