@@ -45,7 +45,7 @@ from splatcli.rasterizer.rendering import Render, render
 from splatcli.render.comparison import Comparer, Rendered, own_cameras, score
 from splatcli.render.images import RenderSettings
 from splatcli.render.scoring import GroundTruth
-from splatcli.scene.camera import Camera, require_pinholes
+from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Rgb
 from splatcli.scene.georeference import place_text
 from splatcli.scene.read import read_scene
@@ -300,7 +300,7 @@ class Model:
             for camera in cameras:
                 if not isinstance(camera, Camera):
                     raise _wrong(camera, "one of cameras", "Model.compare()", "a Camera, such as scene.cameras[0]")
-            require_pinholes(cameras, "Model.compare()")
+            _check_models(cameras, other.cameras)
         shift = np.subtract(self.offset, other.offset)
         mine, truth, theirs = Rendered(self.gaussians, self.settings), None, None
         if isinstance(other, Model):
@@ -786,6 +786,18 @@ class _Interrupts:
         if self._listens:
             self._listens = False
             signal.signal(signal.SIGINT, self._before)
+
+
+def _check_models(cameras: Iterable[Camera], known: Iterable[Camera]) -> None:
+    """Raise UsageError for a camera of another model than the known one of its name, or orthographic."""
+    models = {camera.name: camera.model for camera in known}
+    for camera in cameras:
+        if camera.model == "ortho" or models.get(camera.name, camera.model) != camera.model:
+            raise UsageError(
+                f"{camera.name!r} has the model {camera.model!r}, and its image has not",
+                where="Model.compare()",
+                remedy="take the scene's cameras, or leave it out; renders take cameras of every model",
+            )
 
 
 def _wrong(value: object, name: str, where: str, remedy: str) -> UsageError:

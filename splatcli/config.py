@@ -130,6 +130,10 @@ def _block_grid(value: object) -> object:
     return "x".join(map(str, parse_blocks(value))) if isinstance(value, str) else value
 
 
+#: Camera models that images of distorted lenses are trained as, see ``data.projection``.
+Projection = Literal["auto", "pinhole", "fisheye"]
+
+
 class DataConfig(Section):
     """Images, cameras and points, and how they are read."""
 
@@ -250,6 +254,12 @@ class DataConfig(Section):
         ge=0,
         description="Leave out points that two images see with more than so many times the median reprojection error; "
         "0: none.",
+    )
+    projection: Annotated[Projection, Flag("--projection", metavar="MODEL")] = Field(
+        "auto",
+        description="Camera that images of distorted lenses are trained as: pinhole, which leaves out what lies far to "
+        "the side; fisheye, up to 85 degrees from the optical axis; auto is fisheye for lenses that see farther than "
+        "60 degrees from it.",
     )
     near_share: float = Field(
         0.2,
@@ -945,7 +955,7 @@ def resolve(
 #: Settings that runs of earlier versions lack, with the values that they had in effect.
 _LATER: dict[str, dict[str, Any]] = {
     "train": {"alpha_lambda": 0.0},
-    "data": {"near_share": 0.0, "max_point_error": 0.0},
+    "data": {"near_share": 0.0, "max_point_error": 0.0, "projection": "pinhole"},
     "optim": {"means_size_power": 0.0},
     "strategy": {"max_scale3d": 0.0},
 }

@@ -25,12 +25,9 @@ from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.cli.commands import run
 from splatcli.config import build_config
-from splatcli.edit.clean import floaters
 from splatcli.errors import DivergedError, ResourceError, SceneError, SplatError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.mesh.build import MeshOptions, build_mesh
-from splatcli.rasterizer.filter_3d import filter_sizes
-from splatcli.rasterizer.memory_estimate import predict_isects
 from splatcli.rasterizer.rendering import render
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.render.images import RenderSettings
@@ -109,27 +106,28 @@ def test_a_scene_takes_its_own_settings_only() -> None:
 
 
 @pytest.mark.parametrize("model", ["ortho", "fisheye"])
-def test_what_takes_pinholes_only_names_a_camera_of_another_model(
-    trained: Path, tmp_path: Path, model: CameraModel
-) -> None:
+def test_who_cannot_take_a_camera_of_another_model_says_so(trained: Path, tmp_path: Path, model: CameraModel) -> None:
     """None of them takes the numbers of such a camera for those of a pinhole; renders take them as they are."""
     loaded, scene = splatcli.Model.load(trained), splatcli.Scene.open(COURTYARD)
-    camera = dataclasses.replace(loaded.cameras[0], name="odd", model=model)
+    camera = dataclasses.replace(loaded.cameras[0], model=model)
     checkpoint = load_checkpoint(trained / "ckpts" / "ckpt_000030.pt")
-    gaussians = loaded.gaussians
+    gaussians, first, photo = loaded.gaussians, loaded.cameras[0].name, scene.cameras[0].name
+    named = dataclasses.replace(camera, name=photo)
     uses: dict[str, Callable[[], object]] = {
-        "a scene": lambda: dataclasses.replace(scene, cameras=[camera]),
-        "a checkpoint": lambda: save_checkpoint(
-            tmp_path / "x.pt", dataclasses.replace(checkpoint, cameras=[camera, *checkpoint.cameras[1:]])
-        ),
-        "a mesh": lambda: build_mesh(gaussians, [camera], RenderSettings(), MeshOptions()),
-        "cleaning": lambda: floaters(gaussians, "light", [camera]),
-        "a 3D filter": lambda: filter_sizes(gaussians.means, [camera]),
-        "a prediction of memory": lambda: predict_isects(gaussians, camera),
-        r"Model.compare\(\)": lambda: loaded.compare(scene, [camera]),
+        rf"'{photo}' has the model '{model}', and its image has not": lambda: loaded.compare(scene, [named]),
     }
-    for user, use in uses.items():
-        with pytest.raises(UsageError, match=rf"^{user} takes pinhole cameras, and 'odd' has the model '{model}'"):
+    if model == "ortho":
+        uses |= {
+            "a scene has pinhole and fisheye cameras": lambda: dataclasses.replace(scene, cameras=[camera]),
+            f"a checkpoint has pinholes and fisheyes, and '{first}' is orthographic": lambda: save_checkpoint(
+                tmp_path / "x.pt", dataclasses.replace(checkpoint, cameras=[camera, *checkpoint.cameras[1:]])
+            ),
+            f"'{first}' is orthographic, and no pinhole shows": lambda: build_mesh(
+                gaussians, [camera], RenderSettings(), MeshOptions()
+            ),
+        }
+    for message, use in uses.items():
+        with pytest.raises(UsageError, match=message):
             use()
     assert not (tmp_path / "x.pt").exists()
     shown = loaded.render(camera).image

@@ -19,6 +19,7 @@ from splatcli.checkpoint.activation_check import activation_cost, checkpoint_spa
 from splatcli.checkpoint.atomic import write_atomically
 from splatcli.checkpoint.container import DIGEST_KEY, MANIFEST_KEY, read_container
 from splatcli.checkpoint.schema import (
+    CAMERA_MODEL,
     CAMERA_TABLES,
     FILTER_3D,
     FORMAT,
@@ -45,9 +46,9 @@ from splatcli.checkpoint.schema import (
 )
 from splatcli.checkpoint.state import Checkpoint, DatasetInfo, Scalar
 from splatcli.config import Config, parse_config
-from splatcli.errors import DivergedError, ModelFileError, SplatError
+from splatcli.errors import DivergedError, ModelFileError, SplatError, UsageError
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.scene.camera import Camera, lens_rows, require_pinholes
+from splatcli.scene.camera import Camera, lens_rows
 
 
 def pack_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -105,7 +106,7 @@ def build_manifest(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> Manife
         format=FORMAT,
         format_version=list(FORMAT_VERSION),
         min_reader=list(FORMAT_VERSION),
-        requires=[FILTER_3D] if FILTER_3D in tensors else [],
+        requires=_features(checkpoint, tensors),
         writer=writer_info(),
         sh_basis="real, INRIA signs",
         tensors=specs,
@@ -269,8 +270,15 @@ def _config(manifest: Manifest, where: object) -> Config:
         raise ModelFileError(f"the settings stored inside are not valid: {problems}", where=where) from None
 
 
+def _features(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> list[str]:
+    """Return ``requires``, what a reader has to understand."""
+    features = [FILTER_3D] if FILTER_3D in tensors else []
+    return features + [CAMERA_MODEL] * any(camera.model != "pinhole" for camera in checkpoint.cameras)
+
+
 def _camera_spec(camera: Camera) -> CameraSpec:
-    require_pinholes([camera], "a checkpoint")
+    if camera.model == "ortho":
+        raise UsageError(f"a checkpoint has pinholes and fisheyes, and {camera.name!r} is orthographic")
     return CameraSpec.model_construct(
         name=camera.name,
         width=int(camera.width),
@@ -281,6 +289,7 @@ def _camera_spec(camera: Camera) -> CameraSpec:
         cy=float(camera.cy),
         viewmat=cast(list[list[float]], np.asarray(camera.viewmat, dtype=np.float64).tolist()),
         near=float(camera.near),
+        model=camera.model,
     )
 
 

@@ -59,8 +59,11 @@ SH_LAST_STEP = "adam.rest_steps"
 #: requires a reader that knows them.
 FILTER_3D = "filter_3d"
 
+#: The file has cameras that are no pinholes: a reader that took them for some would render something else.
+CAMERA_MODEL = "camera_model"
+
 #: Entries of ``requires`` that this version understands.
-KNOWN_FEATURES = (FILTER_3D,)
+KNOWN_FEATURES = (FILTER_3D, CAMERA_MODEL)
 
 #: Per-view parameters and the shape of a view's row (train/per_view_params.py): the change of a camera's pose, and an
 #: affine map of colours, or a grid of such maps, or PPISP's numbers of the view. Those that PPISP has for a camera, in
@@ -140,6 +143,8 @@ class CameraSpec(_Part):
     viewmat: list[list[float]] = Field(min_length=4, max_length=4)
     #: Optional: a reader without it renders Gaussians too that lie nearer.
     near: float = Field(default=NEAR, gt=0)
+    #: Optional; a file with another one than the default requires CAMERA_MODEL.
+    model: Literal["pinhole", "fisheye"] = "pinhole"
 
     @field_validator("viewmat")
     @classmethod

@@ -306,7 +306,7 @@ def views_of(
     from splatcli.config import DataConfig
     from splatcli.render.camera_files import read_cameras
     from splatcli.render.images import median_distance
-    from splatcli.render.selection import CAMERA_FILE, select_views
+    from splatcli.render.selection import CAMERA_FILE, PATHS, select_views
     from splatcli.scene.read import read_scene
 
     if model is not None:
@@ -318,13 +318,20 @@ def views_of(
     if model is not None and model.checkpoint is not None:
         own = model.checkpoint
         path_options = replace(path_options, georeferenced=own.dataset.place is not None)
-        return select_views(views, own.refined_cameras(), own.train, own.test, path_options, size=size), None
+        refined = _for_path(own.refined_cameras()) if views in PATHS else own.refined_cameras()
+        return select_views(views, refined, own.train, own.test, path_options, size=size), None
     if data is None or views.lower().endswith(".json"):
         camera_file = None if model is None else camera_file_beside(model.path)
         return select_views(views, [], [], [], path_options, camera_file or CAMERA_FILE, size), None
     scene = read_scene(data, DataConfig())
     path_options = replace(path_options, georeferenced=scene.place is not None)
-    return select_views(views, scene.cameras, scene.train, scene.test, path_options), scene
+    chosen = _for_path(scene.cameras) if views in PATHS else scene.cameras
+    return select_views(views, chosen, scene.train, scene.test, path_options), scene
+
+
+def _for_path(cameras: list[Camera]) -> list[Camera]:
+    """Return the cameras as pinholes: a video of images from a fisheye lens is expected to have straight lines."""
+    return [camera.as_pinhole() for camera in cameras]
 
 
 def camera_file_beside(model: Path) -> Path | None:

@@ -40,7 +40,7 @@ from splatcli.errors import SceneError
 from splatcli.gaussians import Gaussians
 from splatcli.progress import track
 from splatcli.rasterizer.rendering import Render, ViewRender, render
-from splatcli.scene.camera import Camera, require_pinholes
+from splatcli.scene.camera import Camera
 from splatcli.train.backgrounds import BACKGROUNDS, evaluation_background, image_background
 from splatcli.train.image_metrics import color_corrected
 from splatcli.train.start import run_scene
@@ -132,7 +132,6 @@ def floaters(gaussians: Gaussians, level: str, cameras: Sequence[Camera] = (), p
     elif not cameras or level != "light":
         left = left[~isolated(_rows(gaussians, left), REACH, 1 if level == "light" else GROUP)]
     if cameras:
-        require_pinholes(cameras, "cleaning")
         seen = _Views.of(_rows(gaussians, left), cameras, None, "blend weights")
         left = left[~((seen.weights < UNSEEN) & _in_frame(gaussians.means[left], cameras))]
     return _all_but(left, len(gaussians))
@@ -158,6 +157,9 @@ def _in_frame(means: Tensor, cameras: Sequence[Camera]) -> Tensor:
     """Return [N] bool, whether a mean is in front of one of the cameras and inside its image."""
     inside = torch.zeros(len(means), dtype=torch.bool)
     for camera in cameras:
+        if camera.model != "pinhole":
+            inside |= torch.from_numpy(camera.pixels_of(means.numpy())[2])
+            continue
         viewmat = torch.from_numpy(camera.viewmat)
         x, y, z = (means.double() @ viewmat[:3, :3].T + viewmat[:3, 3]).T
         column, row = camera.fx * x + camera.cx * z, camera.fy * y + camera.cy * z

@@ -24,7 +24,7 @@ from splatcli.mesh.volume import BLOCK_BYTES, TRUNCATION, Region, Volume
 from splatcli.progress import track
 from splatcli.rasterizer.memory_budget import free_memory
 from splatcli.render.images import ModelRenderer, RenderSettings
-from splatcli.scene.camera import Camera, require_pinholes
+from splatcli.scene.camera import Camera
 from splatcli.sizes import gib
 
 #: Pixels of the longer side in the survey, and points of it in all.
@@ -79,7 +79,7 @@ def build_mesh(gaussians: Gaussians, cameras: Sequence[Camera], settings: Render
     settings: of renders; the colours of the mesh are means over the views.
     Raises UsageError when the views show no surface, ResourceError when the voxels do not fit into the memory.
     """
-    require_pinholes(cameras, "a mesh")
+    cameras = [camera.as_pinhole() for camera in cameras]
     points, max_depth, near = _survey(gaussians, cameras, settings, options.max_depth)
     region, blocks = _region(points, options, gaussians.device)
     volume = Volume(region, blocks, gaussians.device, carved=options.watertight)

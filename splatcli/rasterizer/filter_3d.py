@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from splatcli.gaussians import Gaussians
-from splatcli.reproducible import exp, log, softplus
-from splatcli.scene.camera import Camera, require_pinholes
+from splatcli.reproducible import exp, log, softplus, sqrt
+from splatcli.scene.camera import Camera
 
 #: Variance of the filter in pixels of the view that sees a Gaussian best, squared (Mip-Splatting).
 VARIANCE = 0.2
@@ -38,7 +39,6 @@ def filter_sizes(means: Tensor, cameras: Sequence[Camera], largest_of_all: Calla
     sees get the largest size of the others; 0 where no view sees any.
     largest_of_all: returns the largest size of all processes, given the largest of this one.
     """
-    require_pinholes(cameras, "a 3D filter")
     rates = torch.cat(
         [_best_rates(rows, cameras) for rows in torch.split(means.float(), _ROWS)] or [means.new_zeros(0)]
     )
@@ -55,10 +55,24 @@ def _best_rates(means: Tensor, cameras: Sequence[Camera]) -> Tensor:
     for camera in cameras:
         # No matrix product: its bits may depend on the number of threads.
         x, y, z = (_affine(columns, row) for row in camera.viewmat[:3].tolist())
-        u, v = camera.fx * x / z + camera.cx, camera.fy * y / z + camera.cy
+        if camera.model == "pinhole":
+            u, v, far = camera.fx * x / z + camera.cx, camera.fy * y / z + camera.cy, z
+        elif camera.model == "ortho":
+            u, v, far = camera.fx * x + camera.cx, camera.fy * y + camera.cy, torch.ones_like(z)
+        else:
+            u, v, far = _of_fisheye(camera, x, y, z)
         inside = (z > camera.near) & _within(u, camera.width) & _within(v, camera.height)
-        best = torch.maximum(best, torch.where(inside, max(camera.fx, camera.fy) / z, 0.0))
+        best = torch.maximum(best, torch.where(inside, max(camera.fx, camera.fy) / far, 0.0))
     return best
+
+
+def _of_fisheye(camera: Camera, x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return pixel coordinates and distances [R]; a fisheye shows a world unit by the distance, not by z."""
+    across = sqrt(x * x + y * y)
+    # Whether a point is in the image takes few digits, but the same ones on every processor.
+    angle = torch.from_numpy(np.arctan2(across.double().cpu().numpy(), z.double().cpu().numpy())).to(x)
+    scale = angle / across.clamp(min=_LEAST)
+    return camera.fx * x * scale + camera.cx, camera.fy * y * scale + camera.cy, sqrt(x * x + y * y + z * z)
 
 
 def _affine(columns: tuple[Tensor, ...], row: list[float]) -> Tensor:

@@ -24,8 +24,9 @@ from splatcli.rasterizer import ppisp
 from splatcli.rasterizer.bilateral_grid import AT_A_TIME, BAND_BYTES
 from splatcli.rasterizer.context import Z_FAR, tile_rows_of
 from splatcli.rasterizer.memory_budget import LIST_BYTES, MAX_ISECTS, round_capacity
+from splatcli.rasterizer.reference import other_pixels
 from splatcli.rotation import rotation_matrices
-from splatcli.scene.camera import Camera, require_pinholes
+from splatcli.scene.camera import Camera
 
 #: Gaussians, and tile rows of all of them together, that are processed at once: tens of megabytes.
 _CHUNK = 1 << 16
@@ -120,7 +121,6 @@ def _boxes(ellipses: Tensor, camera: Camera) -> tuple[Tensor, Tensor, Tensor, Te
 
 def _ellipses(gaussians: Gaussians, camera: Camera) -> tuple[Tensor, Tensor]:
     """Return ([K] int64, [K, 6] float64): Gaussians that are not culled; their mean u v, covariance a b c, and tau."""
-    require_pinholes([camera], "a prediction of memory")
     means = gaussians.means.double()
     view = torch.from_numpy(camera.viewmat).to(means)
     in_camera = means @ view[:3, :3].T + view[:3, 3]
@@ -130,15 +130,21 @@ def _ellipses(gaussians: Gaussians, camera: Camera) -> tuple[Tensor, Tensor]:
     x, y, z = in_camera[seen].unbind(1)
     root = rotation_matrices(gaussians.quats[seen].double()) * gaussians.log_scales[seen].double().exp()[:, None, :]
     root = view[:3, :3] @ root
-    tx = (x / z).clamp(*_clamp(camera.width, camera.cx, camera.fx))[:, None]
-    ty = (y / z).clamp(*_clamp(camera.height, camera.cy, camera.fy))[:, None]
-    u0 = (root[:, 0] - tx * root[:, 2]) * (camera.fx / z)[:, None]
-    u1 = (root[:, 1] - ty * root[:, 2]) * (camera.fy / z)[:, None]
+    if camera.model == "pinhole":
+        u, v = camera.fx * x / z + camera.cx, camera.fy * y / z + camera.cy
+        tx = (x / z).clamp(*_clamp(camera.width, camera.cx, camera.fx))[:, None]
+        ty = (y / z).clamp(*_clamp(camera.height, camera.cy, camera.fy))[:, None]
+        u0 = (root[:, 0] - tx * root[:, 2]) * (camera.fx / z)[:, None]
+        u1 = (root[:, 1] - ty * root[:, 2]) * (camera.fy / z)[:, None]
+    else:
+        fx, fy, cx, cy = (z.new_tensor(number) for number in (camera.fx, camera.fy, camera.cx, camera.cy))
+        pixels, jacobians = other_pixels(camera.model, (x, y, z), (fx, fy, cx, cy))
+        (u, v), (u0, u1) = pixels.unbind(1), (jacobians @ root).unbind(1)
     a, b, c = (u0 * u0).sum(1) + _BLUR, (u0 * u1).sum(1), (u1 * u1).sum(1) + _BLUR
     # The exact test is generous by a ten-thousandth, and where terms cancel float32 decides: 5.3.
     cancelling = (a + c) * (a + c) / (a * c - b * b).clamp(min=_BLUR * _BLUR)
     tau = tau[seen].clamp(min=0) * (1 + 2e-4 + 1e-6 * cancelling) + 2e-4
-    ellipses = torch.stack([camera.fx * x / z + camera.cx, camera.fy * y / z + camera.cy, a, b, c, tau], 1)
+    ellipses = torch.stack([u, v, a, b, c, tau], 1)
     finite = ellipses.isfinite().all(1)
     return seen.nonzero().squeeze(1)[finite], ellipses[finite]
 

@@ -151,6 +151,8 @@ def choose(views: Sequence[ViewFigures], most: int) -> list[tuple[ViewFigures, s
 def own_cameras(cameras: Iterable[Camera], shift: NDArray[np.float64]) -> Callable[[Camera], Camera]:
     """Return what gives the camera of a view in the frame of another run: its own of that name, at the view's size.
 
+    Where that is of another model, only its pose counts.
+
     cameras: of the other run. shift: [3], what is added to coordinates of the view's frame for those of the other one,
     which applies to views that the other run does not have.
     """
@@ -158,6 +160,8 @@ def own_cameras(cameras: Iterable[Camera], shift: NDArray[np.float64]) -> Callab
 
     def camera_of(view: Camera) -> Camera:
         own = known.get(view.name)
+        if own is not None and own.model != view.model:
+            return replace(view, viewmat=own.viewmat, near=own.near)
         if own is not None:
             return own if (own.width, own.height) == (view.width, view.height) else own.resized(view.width, view.height)
         viewmat = view.viewmat.copy()

@@ -58,14 +58,14 @@ class Views:
 
         A fisheye sees 180 degrees from the image's centre to both sides of its farthest corner. An orthographic camera
         shows what the pinhole shows at the distance of the scene, ``distance``: one of a path that of its frames.
-        Views that are of this model stay what they are. Raises UsageError for others that are no pinholes.
+        A fisheye is changed by way of the pinhole of its scale in the middle. Views that are of this model stay what
+        they are. Raises UsageError for orthographic ones.
         """
         if all(camera.model == model for camera in self.cameras):
             return self
-        others = sorted({camera.model for camera in self.cameras} - {"pinhole", model})
-        if others:
+        if any(camera.model == "ortho" for camera in self.cameras):
             raise UsageError(
-                f"the views are {others[0]} cameras, and only pinholes are changed",
+                "the views are ortho cameras, and only pinholes and fisheyes are changed",
                 where="--projection",
                 remedy="leave it out",
             )
@@ -114,7 +114,7 @@ def select_views(
 ) -> Views:
     """Return the views that ``text`` names.
 
-    cameras, train, test: of the run; all empty for a PLY.
+    cameras, train, test: of the run; all empty for a PLY. A path has cameras of their model.
     options: of a camera path.
     camera_file: one to advise where there are no cameras.
     size: of the images, for a camera file that has none.
@@ -214,8 +214,14 @@ _FEW = 12
 
 
 def _of_model(camera: Camera, model: CameraModel, distance: float) -> Camera:
-    """Return a pinhole as a camera of ``model``. distance: camera z at which an orthographic one shows the same."""
+    """Return a pinhole or fisheye as a camera of ``model``.
+
+    distance: camera z at which an orthographic one shows the same.
+    """
     if camera.model == model:
+        return camera
+    camera = camera.as_pinhole()
+    if model == "pinhole":
         return camera
     if model == "ortho":
         return replace(camera, model=model, fx=camera.fx / distance, fy=camera.fy / distance)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -20,6 +20,10 @@ NEAR = 0.01
 CameraModel = Literal["pinhole", "ortho", "fisheye"]
 MODELS: tuple[CameraModel, ...] = get_args(CameraModel)
 
+#: Angle from the optical axis, in radians, up to which the fisheyes of a scene have pixels: 85 degrees. Gaussians at a
+#: right angle have a camera z of 0, where no near plane can be.
+MAX_ANGLE = math.radians(85.0)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Camera:
@@ -31,7 +35,7 @@ class Camera:
         fx and fy are pixels a world unit, a "fisheye" one's pixels a radian.
     viewmat: [4, 4] float64, world to camera; made of a list, or of a tensor on the CPU without gradient.
     near: the near plane: camera z up to which Gaussians are not rendered, world units.
-    model: "pinhole", "ortho" or "fisheye". Training and scenes have pinholes only.
+    model: "pinhole", "ortho" or "fisheye". Scenes have pinholes and fisheyes.
     """
 
     name: str
@@ -108,15 +112,16 @@ class Camera:
             cy=self.cy * sy,
         )
 
+    def as_pinhole(self) -> Camera:
+        """Return the pinhole of the same pose, size and scale in the middle, which shows less than a fisheye does.
 
-def require_pinholes(cameras: Iterable[Camera], user: str) -> None:
-    """Raise UsageError for the first camera of another model. user: what takes no others, for the message."""
-    for camera in cameras:
-        if camera.model != "pinhole":
-            raise UsageError(
-                f"{user} takes pinhole cameras, and {camera.name!r} has the model {camera.model!r}",
-                remedy="leave it out; renders take cameras of every model",
-            )
+        Its near plane is as many times nearer than the nearest points as those of other pinholes, see read.py.
+        """
+        if self.model == "pinhole":
+            return self
+        if self.model == "ortho":
+            raise UsageError(f"{self.name!r} is orthographic, and no pinhole shows what it does")
+        return replace(self, model="pinhole", near=self.near / math.cos(MAX_ANGLE))
 
 
 def lens_rows(cameras: Sequence[Camera]) -> list[int]:

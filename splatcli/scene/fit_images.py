@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from splatcli.config import DataConfig
+from splatcli.config import DataConfig, Projection
 from splatcli.errors import SceneError, UsageError
 from splatcli.progress import track
 from splatcli.scene._pycolmap import pycolmap
@@ -20,7 +20,7 @@ from splatcli.scene.find_images import DIVISORS
 from splatcli.scene.images import ImageSource, ImageStore, max_pixels
 from splatcli.scene.masks import alpha_is_mask, check_mask
 from splatcli.scene.source import FixedLens, Problems, View
-from splatcli.scene.undistort import LensKey, check_lens, is_pinhole, lens_key, pinhole_of, rescaled
+from splatcli.scene.undistort import LensKey, camera_of, check_lens, is_fisheye, is_pinhole, lens_key, rescaled
 
 #: Without a resolution, wider images are reduced to this many pixels (INRIA's rule).
 MAX_WIDTH = 1600
@@ -62,7 +62,8 @@ class ImageFitter:
     alpha_is_mask: transparency is the mask.
     mask_is_alpha: what masks hide is transparent.
     usable: whether each lens, as described, passed its check.
-    pinholes: what each lens, at the image's size, is trained as; None for one that cannot be undone.
+    projection: ``data.projection``.
+    cameras: what each lens, at the image's size, is trained as; None for one that cannot be undone.
     """
 
     resolution: float | None
@@ -71,10 +72,12 @@ class ImageFitter:
     skip_bad: bool = False
     alpha_is_mask: bool = False
     mask_is_alpha: bool = False
+    projection: Projection = "auto"
     usable: dict[LensKey, bool] = field(default_factory=dict)
-    pinholes: dict[LensKey, pycolmap.Camera | None] = field(default_factory=dict)
+    cameras: dict[LensKey, pycolmap.Camera | None] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     models: set[str] = field(default_factory=set)
+    fisheyes: set[str] = field(default_factory=set)
     colours: Counter[str] = field(default_factory=Counter)
     bad: list[SceneError] = field(default_factory=list)
 
@@ -107,24 +110,25 @@ class ImageFitter:
         if mask is not None:
             mask_orientation = check_mask(mask, path, (header.width, header.height), orientation, self.divided)
         lens = rescaled(lens, *stored)
-        pinhole = self._pinhole(lens, view)
-        if pinhole is None:
+        target = self._camera_of(lens, view)
+        if target is None:
             return None
         camera = Camera(
             name=view.name,
-            width=int(pinhole.width),
-            height=int(pinhole.height),
-            fx=float(pinhole.focal_length_x),
-            fy=float(pinhole.focal_length_y),
-            cx=float(pinhole.principal_point_x),
-            cy=float(pinhole.principal_point_y),
+            width=int(target.width),
+            height=int(target.height),
+            fx=float(target.focal_length_x),
+            fy=float(target.focal_length_y),
+            cx=float(target.principal_point_x),
+            cy=float(target.principal_point_y),
             viewmat=view.viewmat,
+            model="fisheye" if is_fisheye(target) else "pinhole",
         )
         size = (camera.width, camera.height) if self.divided else self._target(camera)
         straight = is_pinhole(lens)
         reduced = size
         if not straight:
-            self.models.add(lens.model_name)
+            (self.models if camera.model == "pinhole" else self.fisheyes).add(lens.model_name)
             reduced = (
                 max(1, round(stored[0] * size[0] / camera.width)),
                 max(1, round(stored[1] * size[1] / camera.height)),
@@ -153,12 +157,12 @@ class ImageFitter:
         size = full.width, full.height
         return size[::-1] if full.orientation >= 5 and not same_shape(size, stored) else size
 
-    def _pinhole(self, lens: pycolmap.Camera, view: View) -> pycolmap.Camera | None:
+    def _camera_of(self, lens: pycolmap.Camera, view: View) -> pycolmap.Camera | None:
         key = lens_key(lens)
-        if key not in self.pinholes:
-            self.pinholes[key] = None
-            self.pinholes[key] = pinhole_of(lens, view.lens.file, view.lens.label)
-        return self.pinholes[key]
+        if key not in self.cameras:
+            self.cameras[key] = None
+            self.cameras[key] = camera_of(lens, self.projection, view.lens.file, view.lens.label)
+        return self.cameras[key]
 
     def _target(self, camera: Camera) -> tuple[int, int]:
         if self.resolution is not None and self.resolution not in DIVISORS and self.resolution > camera.width:
@@ -212,6 +216,11 @@ class ImageFitter:
             notes.append("CMYK images without a profile show approximate colours; use the camera's own files")
         if self.models:
             notes.append(f"lens distortion ({', '.join(sorted(self.models))}) is undone while loading")
+        if self.fisheyes:
+            notes.append(
+                f"images of {', '.join(sorted(self.fisheyes))} lenses are trained as fisheyes, up to 85 degrees to the "
+                "side; --projection pinhole trains their middle"
+            )
         return notes
 
 
@@ -238,6 +247,7 @@ def fit_images(
         skip_bad=data.skip_bad_images,
         alpha_is_mask=alpha_is_mask(data),
         mask_is_alpha=data.mask_mode == "transparent",
+        projection=data.projection,
     )
     sources = []
     for view in track(views, "reading image headers"):

@@ -23,7 +23,7 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.decode import DECODE_BYTES, Rgb, composite, decode, read_header
 from splatcli.scene.depth_maps import DepthFile, read_depth_map, reduce_depths, resample_depths
 from splatcli.scene.masks import read_mask, read_mask_as_alpha, reduce_mask, resample_mask
-from splatcli.scene.undistort import lens_key, resample, sampling_grid
+from splatcli.scene.undistort import blank, lens_key, resample, sampling_grid
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,7 +80,8 @@ class LoadedImage:
     """An image at its camera's size. The arrays are shared and must not be written.
 
     pixels: [H, W, 3] uint8, C-contiguous; masked ones are black.
-    masked: [H, W] bool, True where a pixel takes no part in anything; None where all of them count.
+    masked: [H, W] bool, True where a pixel takes no part in anything, or a fisheye's lens sees nothing; None where all
+        of them count.
     alpha: [H, W] uint8, 255 where nothing shows through; pixels are over black then, and the background is to be added
         (train/training_images.py). None where pixels are the picture as it is.
     depth: [H, W] float32 camera-space z in world units, 0 where it is not known; None where there is no map.
@@ -172,7 +173,8 @@ class ImageStore:
     @property
     def masked(self) -> bool:
         """Whether pixels may be masked."""
-        return self.alpha_is_mask or (self.has_masks and not self.mask_is_alpha)
+        blanks = any(source.camera.model == "fisheye" for source in self.sources)
+        return blanks or self.alpha_is_mask or (self.has_masks and not self.mask_is_alpha)
 
     @property
     def has_masks(self) -> bool:
@@ -326,6 +328,8 @@ class ImageStore:
             rgb = resample(rgb, grid)
             masked = None if masked is None else resample_mask(masked, grid)
             alpha = None if alpha is None else resample(alpha[..., None], grid)[..., 0]
+            if (unseen := blank(grid)) is not None:
+                masked = unseen if masked is None else masked | unseen
         rgb = np.ascontiguousarray(rgb)
         if masked is not None:
             rgb[masked] = 0
@@ -337,7 +341,7 @@ class ImageStore:
         if source.depth is None:
             return None
         depths = read_depth_map(source.depth)
-        if source.lens is not None:  # z of the lens is z of its pinhole: both look the same way
+        if source.lens is not None:  # z of the lens is z of its camera: both look the same way
             return resample_depths(depths, self._grid(source.lens, source.camera))
         return reduce_depths(depths, (source.camera.width, source.camera.height))
 

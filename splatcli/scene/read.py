@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,7 +15,7 @@ from splatcli import plugins
 from splatcli.config import DataConfig, parse_blocks
 from splatcli.errors import SceneError, UsageError, from_os_error
 from splatcli.scene import blender, colmap, metashape, nerfstudio, openmvg, opensfm, opf, phone_scans, realitycapture
-from splatcli.scene.camera import NEAR, Camera
+from splatcli.scene.camera import MAX_ANGLE, NEAR, Camera
 from splatcli.scene.decode import Rgb
 from splatcli.scene.depth_maps import depths_of_points, find_depth_maps, wants_relative
 from splatcli.scene.find_images import (
@@ -68,7 +69,8 @@ def read_scene(path: Path, data: DataConfig, *, background: Rgb | None = (0, 0, 
 
     path: the scene's folder.
     background: R G B, 0 to 255, under what is transparent; None for one that is new each step, see ImageStore.
-    Only headers of the images are read. Cameras come at the training resolution and undistorted.
+    Only headers of the images are read. Cameras come at the training resolution and undistorted, as pinholes and
+    fisheyes (``data.projection``).
     COLMAP wins where a transforms file describes the same views, since it brings points; a note says so.
     Raises SceneError for anything missing, damaged or contradictory, all of it at once where one fault does not hide
     another (SceneProblems); UsageError for an impossible resolution, and for two layouts that disagree.
@@ -369,10 +371,14 @@ _LEAST_NEAR = 0.01
 
 
 def _with_near_planes(cameras: list[Camera], points: PointCloud, share: float) -> list[Camera]:
-    """Return the cameras with near planes at ``share`` of their distances to the nearest points."""
+    """Return the cameras with near planes at ``share`` of their distances to the nearest points.
+
+    Those of fisheyes are nearer, so that they cut no more off at MAX_ANGLE than at the axis of a pinhole.
+    """
     some = points.xyz[:: -(-len(points) // _MOST_POINTS)]
     distances = nearest_points(np.stack([camera.center for camera in cameras]), some, _NEAREST)
     planes = np.maximum(share * distances, _LEAST_NEAR * float(np.median(distances)))
+    planes[[camera.model == "fisheye" for camera in cameras]] *= math.cos(MAX_ANGLE)
     return [replace(camera, near=near or NEAR) for camera, near in zip(cameras, planes.tolist(), strict=True)]
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from splatcli.errors import SceneError
-from splatcli.scene.camera import Camera, product, require_pinholes
+from splatcli.errors import SceneError, UsageError
+from splatcli.scene.camera import Camera, product
 from splatcli.scene.depth_maps import KnownDepths, depths_of_points
 from splatcli.scene.images import ImageStore
 from splatcli.scene.points import Observations, PointCloud
@@ -29,7 +29,7 @@ class Scene:
 
     root: absolute folder.
     kind: name of the reader: colmap, blender, nerfstudio or that of a plug-in.
-    cameras: sorted by name, undistorted pinholes, at the training resolution.
+    cameras: sorted by name, undistorted pinholes and equidistant fisheyes, at the training resolution.
     images: image ``i`` belongs to ``cameras[i]``.
     points: sparse points in the cameras' frame, or None.
     train, test: indices into ``cameras``, ascending; disjoint.
@@ -60,7 +60,8 @@ class Scene:
     observations: Observations | None = None
 
     def __post_init__(self) -> None:
-        require_pinholes(self.cameras, "a scene")
+        if any(camera.model == "ortho" for camera in self.cameras):
+            raise UsageError("a scene has pinhole and fisheye cameras, not orthographic ones", where=self.root)
 
     @property
     def extent(self) -> float:

@@ -1,19 +1,24 @@
-"""Lenses: pinhole cameras out of any COLMAP camera model, and images resampled to match.
+"""Lenses: pinhole and fisheye cameras out of any COLMAP camera model, and images resampled to match.
 
 A lens is a ``pycolmap.Camera`` (model, size, parameters). COLMAP chooses the pinhole that fits into the image without
-blank pixels; the image is then sampled along the rays of that pinhole, at the size that training wants.
+blank pixels. A lens that sees too far to the side for a plane becomes an equidistant fisheye instead, which shows all
+of its image and is blank around it. The image is then sampled along the rays of that camera, at the size that training
+wants.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splatcli.config import Projection
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import MAX_ANGLE, Camera
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +39,15 @@ _EDGE = 2.0
 _FOLD = 0.5
 #: Part of a picture that may fold: real calibrations can do so in their outermost corners.
 _FOLDED = 0.01
+#: Angle from the optical axis, in radians, beyond which a lens sees too far for a pinhole: 60 degrees. That of an
+#: equidistant lens would leave out an eighth of the image, and have 1.5 times as many pixels for the rest.
+_WIDE = math.radians(60.0)
+#: Directions around the axis and angles from it in which a lens is followed; and how much farther than it sees.
+_TURNS, _ANGLES, _BEYOND = 128, 257, 1.02
+#: COLMAP's equidistant fisheye without distortion.
+_FISHEYE = "FISHEYE"
+#: Half sides of an image by which a ray may miss it through rounding.
+_ROUNDED = 1e-4
 #: Rays that are traced through the lens at a time; bounds the float64 temporaries.
 _CHUNK = 1 << 18
 
@@ -101,17 +115,102 @@ def pinhole_of(lens: pycolmap.Camera, where: object, label: str) -> pycolmap.Cam
     return pinhole
 
 
+def camera_of(lens: pycolmap.Camera, projection: Projection, where: object, label: str) -> pycolmap.Camera:
+    """Return the camera that a lens is trained as, a pinhole or COLMAP's FISHEYE.
+
+    projection: "pinhole"; "fisheye" for every lens but pinholes; "auto" for those that see farther than 60 degrees to
+    the side. Raises SceneError for a distortion that cannot be undone.
+    """
+    if projection == "pinhole" or is_pinhole(lens):
+        return pinhole_of(lens, where, label)
+    if projection == "auto":
+        sight = _Sight.of(lens)
+        if sight is None or sight.widest <= _WIDE:
+            return pinhole_of(lens, where, label)
+    return fisheye_of(lens, where, label)
+
+
+def is_fisheye(camera: pycolmap.Camera) -> bool:
+    """Return whether a camera that camera_of() returned is a fisheye."""
+    return bool(camera.model_name == _FISHEYE)
+
+
+def fisheye_of(lens: pycolmap.Camera, where: object, label: str) -> pycolmap.Camera:
+    """Return the equidistant fisheye that shows all that a lens sees up to MAX_ANGLE, as large in its middle.
+
+    Raises SceneError when the distortion folds over or leaves the image, which only wrong coefficients do.
+    """
+    sight = _Sight.of(lens)
+    if sight is None:
+        raise SceneError(
+            f"{label}: its {lens.model_name} distortion cannot be undone; the coefficients {lens.params_to_string()} "
+            "bend rays out of the image or over one another",
+            where=where,
+            remedy="calibrate the camera again",
+        )
+    focal = np.array([lens.focal_length_x, lens.focal_length_y])
+    low, high = sight.low * focal, sight.high * focal
+    width, height = np.maximum(1, np.round(high - low)).astype(int).tolist()
+    return pycolmap.Camera(model=_FISHEYE, width=width, height=height, params=[*focal.tolist(), *(-low).tolist()])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sight:
+    """How far a lens sees. COLMAP's way back from pixels is wrong beyond 90 degrees, so rays are followed instead.
+
+    widest: largest angle from the optical axis, radians, of a ray in its image, at most MAX_ANGLE.
+    limit: angle up to which rays farther out are farther out in its image.
+    low, high: [2], bounds of the rays in its image on an equidistant fisheye of focal length 1.
+    """
+
+    widest: float
+    limit: float
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, lens: pycolmap.Camera) -> _Sight | None:
+        """Return None where rays fold over in most directions while they are in the image, or none but the axis is."""
+        turns = np.linspace(0.0, 2.0 * np.pi, _TURNS, endpoint=False)
+        around = np.stack([np.cos(turns), np.sin(turns)], axis=1)[:, None]
+        reach = MAX_ANGLE
+        for _ in range(2):  # the second time as finely as the lens's field of view asks for
+            angles = np.linspace(0.0, reach, _ANGLES)
+            places = angles[None, :, None] * around
+            rays = _from_equidistant(places.reshape(-1, 2), MAX_ANGLE)
+            seen = np.asarray(lens.img_from_cam(rays), dtype=np.float64).reshape(places.shape)
+            with np.errstate(all="ignore"):
+                outward = np.diff(np.linalg.norm(seen - seen[:, :1], axis=2), axis=1) > 0.0  # false for NaN
+            last = int(np.where(outward.all(axis=1), _ANGLES - 1, outward.argmin(axis=1)).min())
+            inside = np.asarray(((seen >= 0.0) & (seen <= [lens.width, lens.height])).all(axis=2))
+            inside &= np.arange(_ANGLES) <= last
+            farthest = float(angles[inside.any(axis=0)].max(initial=0.0))
+            reach = min(MAX_ANGLE, _BEYOND * farthest)
+        if farthest == 0.0 or (last < _ANGLES - 1 and inside[:, last].mean() > 0.5):
+            return None
+        return cls(farthest, float(angles[last]), places[inside].min(axis=0), places[inside].max(axis=0))
+
+
+def _from_equidistant(places: NDArray[np.float64], limit: float) -> NDArray[np.float64]:
+    """Return [M, 3], unit rays that an equidistant fisheye of focal length 1 sees at ``places`` [M, 2].
+
+    limit: angle from the optical axis, radians, beyond which they are NaN.
+    """
+    angle = np.hypot(places[:, 0], places[:, 1])
+    across = places * np.sinc(angle / np.pi)[:, None]
+    return np.column_stack([across, np.where(angle <= (1.0 + 1e-9) * limit, np.cos(angle), np.nan)])
+
+
 def _sees_each_ray_once(lens: pycolmap.Camera, pinhole: pycolmap.Camera) -> bool:
     """Return whether the rays of a pinhole fall into the lens's image, each at a place of its own."""
-    matrix = pinhole.calibration_matrix()
     x, y = np.meshgrid(np.linspace(0, pinhole.width, _PROBES), np.linspace(0, pinhole.height, _PROBES))
     pixels = np.stack([x.ravel(), y.ravel()], axis=1)
-    seen = _trace(lens, matrix, pixels[:, 0], pixels[:, 1])
+    seen = np.asarray(lens.img_from_cam(_plane(pinhole, pixels)), dtype=np.float64)
     if not ((seen >= -_EDGE) & (seen <= np.array([lens.width, lens.height]) + _EDGE)).all():
         return False
     # Where a lens folds over, the way back finds another ray.
     rays = np.asarray(lens.cam_from_img(seen), dtype=np.float64)
-    back = rays * [matrix[0, 0], matrix[1, 1]] + matrix[:2, 2]
+    back = np.asarray(pinhole.img_from_cam(np.column_stack([rays, np.ones(len(rays))])), dtype=np.float64)
     kept = (np.abs(back - pixels) <= _FOLD).all(axis=1)
     return bool(kept.mean() >= 1 - _FOLDED)
 
@@ -119,20 +218,37 @@ def _sees_each_ray_once(lens: pycolmap.Camera, pinhole: pycolmap.Camera) -> bool
 def sampling_grid(lens: pycolmap.Camera, camera: Camera) -> Tensor:
     """Return where each pixel of ``camera`` is in the lens's image: [1, H, W, 2] float32, x y from -1 to 1.
 
-    -1 and 1 are the image's outer edges, so that the grid serves an image of any resolution.
+    -1 and 1 are the image's outer edges, so that the grid serves an image of any resolution. What the lens does not
+    see, only a fisheye has such pixels, is at BLANK.
     """
     import torch
 
-    matrix = np.array([[camera.fx, 0, camera.cx], [0, camera.fy, camera.cy], [0, 0, 1]])
+    sight = _Sight.of(lens) if camera.model == "fisheye" else None
+    limit = None if sight is None else sight.limit
     grid = np.empty((camera.height, camera.width, 2), dtype=np.float32)
     rows = max(1, _CHUNK // camera.width)
     for top in range(0, camera.height, rows):
         bottom = min(camera.height, top + rows)
-        x, y = np.meshgrid(np.arange(camera.width) + 0.5, np.arange(top, bottom) + 0.5)
-        seen = _trace(lens, matrix, x.ravel(), y.ravel())
+        x = (np.arange(camera.width) + 0.5 - camera.cx) / camera.fx
+        y = (np.arange(top, bottom) + 0.5 - camera.cy) / camera.fy
+        places = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
+        rays = np.column_stack([places, np.ones(len(places))]) if limit is None else _from_equidistant(places, limit)
+        seen = np.asarray(lens.img_from_cam(rays), dtype=np.float64)
         unit = 2.0 * seen / [lens.width, lens.height] - 1.0
+        if limit is not None:
+            unit[~(np.abs(unit) <= 1.0 + _ROUNDED).all(axis=1)] = BLANK
         grid[top:bottom] = unit.reshape(bottom - top, camera.width, 2)
     return torch.from_numpy(grid)[None]
+
+
+#: Where the pixels of a fisheye camera that its lens does not see are in a sampling grid.
+BLANK = 2.0
+
+
+def blank(grid: Tensor) -> NDArray[np.bool_] | None:
+    """Return [H, W], the pixels of a sampling grid [1, H, W, 2] that its lens does not see; None where it sees all."""
+    found = (grid[0, :, :, 0] == BLANK).numpy()
+    return found if found.any() else None
 
 
 def resample(image: NDArray[np.uint8], grid: Tensor) -> NDArray[np.uint8]:
@@ -148,14 +264,9 @@ def resample(image: NDArray[np.uint8], grid: Tensor) -> NDArray[np.uint8]:
     return result.numpy()
 
 
-def _trace(
-    lens: pycolmap.Camera, matrix: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return [M, 2], lens pixels that see what the pinhole ``matrix`` [3, 3] sees at (x, y); NaN where it is blind."""
-    rays = np.ones((len(x), 3))
-    rays[:, 0] = (x - matrix[0, 2]) / matrix[0, 0]
-    rays[:, 1] = (y - matrix[1, 2]) / matrix[1, 1]
-    return np.asarray(lens.img_from_cam(rays), dtype=np.float64)
+def _plane(pinhole: pycolmap.Camera, pixels: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return [M, 3], the rays through ``pixels`` [M, 2] of a pinhole, of z 1."""
+    return np.column_stack([np.asarray(pinhole.cam_from_img(pixels), dtype=np.float64), np.ones(len(pixels))])
 
 
 def rescaled(lens: pycolmap.Camera, width: int, height: int) -> pycolmap.Camera:

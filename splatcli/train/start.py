@@ -135,6 +135,8 @@ def _camera_difference(old: Camera, new: Camera, extent: float) -> tuple[str, st
         return "views", f"view {old.name!r} is now {new.name!r}"
     if (old.width, old.height) != (new.width, new.height):
         return "sizes", f"{old.name} was {old.width}x{old.height}, is {new.width}x{new.height}"
+    if old.model != new.model:
+        return "cameras", f"{old.name} was a {old.model}, is a {new.model}"
     lens = np.array([[c.fx, c.fy, c.cx, c.cy] for c in (old, new)])
     turned = np.abs(old.viewmat[:3, :3] - new.viewmat[:3, :3]).max()
     moved = np.abs(old.center - new.center).max()

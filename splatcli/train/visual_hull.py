@@ -77,6 +77,8 @@ class Silhouette:
     def at(self, places: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp], Flags]:
         """Return column and row of each place [P, 3], and whether it is in sight; 0, 0 where it is not."""
         camera = self.camera
+        if camera.model != "pinhole":
+            return camera.pixels_of(places)
         # Sums in a fixed order for any number of threads: every process of a run starts from the same points.
         x, y, z = (
             (row[0] * places[:, 0] + row[1] * places[:, 1] + row[2] * places[:, 2] + row[3])

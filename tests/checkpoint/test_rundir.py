@@ -219,8 +219,9 @@ def test_settings_are_stored(tmp_path: Path) -> None:
     del stored["train"]["alpha_lambda"]  # a run of an earlier version goes on as it began
     assert parse_config(stored).train.alpha_lambda == 0.0
     del stored["data"]["near_share"], stored["data"]["max_point_error"], stored["strategy"]["max_scale3d"]
-    del stored["optim"]["means_size_power"]
+    del stored["optim"]["means_size_power"], stored["data"]["projection"]
     assert parse_config(stored).data.near_share == parse_config(stored).optim.means_size_power == 0.0
+    assert parse_config(stored).data.projection == "pinhole"
     assert parse_config(stored).data.max_point_error == parse_config(stored).strategy.max_scale3d == 0.0
 
 

@@ -252,6 +252,9 @@ def test_projections_show_what_they_say() -> None:
     for frames in (replace(views, label="orbit"), replace(views, fps=24.0)):
         path = frames.projected("ortho", lambda one: {"a": 2.0, "b": 4.0}[one.name])
         assert [one.fx for one in path.cameras] == [one.fx / 3.0 for one in views.cameras]
+    middle = fisheyes.projected("pinhole", lambda _: math.nan).cameras[0]
+    assert (middle.model, middle.fx, middle.width) == ("pinhole", first.fx, first.width)
+    assert fisheyes.projected("ortho", lambda _: 2.0).cameras[0].fx == first.fx / 2.0
     assert flat.projected("ortho", lambda _: 1.0).cameras[0].fx == flat.cameras[0].fx
     for model in ("pinhole", "fisheye"):
         with pytest.raises(UsageError, match="the views are ortho cameras"):

@@ -16,11 +16,11 @@ from splatcli.rasterizer import StepInputs, render
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.filter_3d import MARGIN, VARIANCE, apply_filter_3d, filter_sizes, opacity_shares
 from splatcli.rasterizer.reference import loss_reference, render_reference
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import MODELS, Camera, CameraModel
 from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, float32, float64
 from tests.rasterizer.engines import ENGINES, F64, HEIGHT, LRS, WIDTH, assert_gradients, make_engine
-from tests.rasterizer.scenes import leaves, random_camera, random_gaussians, random_image, random_scene
+from tests.rasterizer.scenes import leaves, of_model, random_camera, random_gaussians, random_image, random_scene
 
 
 def sizes_for(n: int, dtype: torch.dtype = F64) -> Tensor:
@@ -64,8 +64,9 @@ def test_filtered_gaussians_stay_finite_numbers(log_scale: float, logit: float, 
         assert_close(after.logit_opacities, one.logit_opacities, rtol=0, atol=1e-3)
 
 
-def test_sizes_are_those_of_the_view_with_most_pixels_to_a_unit() -> None:
-    cameras = [random_camera(seed, 40 * (seed + 1), 30) for seed in range(4)]
+@pytest.mark.parametrize("model", MODELS)
+def test_sizes_are_those_of_the_view_with_most_pixels_to_a_unit(model: CameraModel) -> None:
+    cameras = [of_model(random_camera(seed, 40 * (seed + 1), 30), model) for seed in range(4)]
     means = 4.0 * torch.randn(500, 3, generator=torch.Generator().manual_seed(2))
     expected, best = [], []
     for mean in means.double():
@@ -73,10 +74,16 @@ def test_sizes_are_those_of_the_view_with_most_pixels_to_a_unit() -> None:
         for camera in cameras:
             viewmat = torch.from_numpy(camera.viewmat)
             x, y, z = (viewmat[:3, :3] @ mean + viewmat[:3, 3]).tolist()
-            u, v = camera.fx * x / z + camera.cx, camera.fy * y / z + camera.cy
+            # A fisheye has fewer pixels to a unit along the radius than across it.
+            away = {"pinhole": z, "ortho": 1.0, "fisheye": math.hypot(x, y, z)}[model]
+            if model == "fisheye":
+                scale = math.atan2(math.hypot(x, y), z) / math.hypot(x, y)
+                u, v = camera.fx * x * scale + camera.cx, camera.fy * y * scale + camera.cy
+            else:
+                u, v = camera.fx * x / away + camera.cx, camera.fy * y / away + camera.cy
             wide, high = MARGIN * camera.width, MARGIN * camera.height
             if z > 0.01 and -wide <= u <= camera.width + wide and -high <= v <= camera.height + high:
-                rates.append(max(camera.fx, camera.fy) / z)
+                rates.append(max(camera.fx, camera.fy) / away)
         best.append(max(rates))
         expected.append(math.sqrt(VARIANCE) / best[-1] if best[-1] else 0.0)
     unseen = torch.tensor(best) == 0

@@ -13,9 +13,9 @@ from splatcli.rasterizer import memory_estimate
 from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.memory_budget import FixedBudget
 from splatcli.rasterizer.memory_estimate import IsectCount, predict_boxes, predict_isects, tiles_of_each
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import MODELS, Camera, CameraModel
 from tests.native.cases import NEEDS_COMPILER, float32
-from tests.rasterizer.scenes import front_camera, random_camera, random_gaussians
+from tests.rasterizer.scenes import front_camera, of_model, random_camera, random_gaussians
 
 #: Where there are so few, one tile more is a large part.
 MANY = 500
@@ -42,12 +42,13 @@ def found(gaussians: Gaussians, camera: Camera) -> tuple[IsectCount, dict[int, i
 
 
 @NEEDS_COMPILER
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("size", [1e-4, 0.003, 0.03, 0.3, 3.0, 1e4])
-def test_the_prediction_is_never_below_and_not_far_above(size: float) -> None:
+def test_the_prediction_is_never_below_and_not_far_above(size: float, model: CameraModel) -> None:
     for seed in range(25):
         width, height = 16 + 61 * (seed % 7), 9 + 47 * (seed % 5)
         gaussians = random_gaussians(seed, 400, sh_degree=0, scale=size, spread=(0.3, 1.0, 3.0)[seed % 3])
-        camera = random_camera(seed, width, height)
+        camera = of_model(random_camera(seed, width, height), model)
         predicted, (actual, _) = predict_isects(gaussians, camera), found(gaussians, camera)
         for name in ("isects", "boxes", "visible"):
             reported, there = getattr(predicted, name), getattr(actual, name)

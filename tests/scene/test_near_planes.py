@@ -16,9 +16,9 @@ from splatcli.scene.scene import Scene
 from tests.scene import made
 
 
-def scene_of(root: Path, points: np.ndarray, **data: object) -> Scene:
-    """The cameras of tests/scene/made.py before ``points`` [P, 3]."""
-    model = made.reconstruction(points=0)
+def scene_of(root: Path, points: np.ndarray, camera: object = None, **data: object) -> Scene:
+    """The cameras of tests/scene/made.py, or others in their places, before ``points`` [P, 3]."""
+    model = made.reconstruction(camera, points=0)
     for point in points:
         model.add_point3D(point, made.pycolmap.Track(), np.array([90, 120, 150], dtype=np.uint8))
     (root / "sparse" / "0").mkdir(parents=True)
@@ -48,6 +48,15 @@ def test_a_near_plane_is_a_share_of_the_distance_to_the_fifth_point(tmp_path: Pa
     scene = scene_of(tmp_path, points)
     expected = 0.2 * distances(scene, points)[:, 4]
     np.testing.assert_allclose(planes(scene), expected, rtol=1e-5)
+
+
+def test_near_planes_of_fisheyes_cut_off_no_more_at_their_edge(tmp_path: Path) -> None:
+    """At 85 degrees from the axis camera z is the distance times the cosine; a pinhole there has the usual one."""
+    scene = scene_of(tmp_path, BALL, camera=made.lens("FISHEYE", [20.0, 20.0, 32.0, 24.0]))
+    assert {camera.model for camera in scene.cameras} == {"fisheye"}
+    expected = 0.2 * distances(scene, BALL)[:, 4]
+    np.testing.assert_allclose(planes(scene), expected * np.cos(np.radians(85.0)), rtol=1e-5)
+    np.testing.assert_allclose([camera.as_pinhole().near for camera in scene.cameras], expected, rtol=1e-5)
 
 
 def test_the_share_is_a_setting_and_zero_is_the_fixed_plane(tmp_path: Path) -> None:
