@@ -231,6 +231,7 @@ _COUNTED = {
     "more mapping": "images registered",
     "matching again": "pairs",
     "mapping again": "images registered",
+    "mapping as fisheye": "images registered",
     "lens": "adjustments",
     "triangulation": "models",
 }

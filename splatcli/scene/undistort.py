@@ -124,7 +124,7 @@ def camera_of(lens: pycolmap.Camera, projection: Projection, where: object, labe
     if projection == "pinhole" or is_pinhole(lens):
         return pinhole_of(lens, where, label)
     if projection == "auto":
-        sight = _Sight.of(lens)
+        sight = Sight.of(lens)
         if sight is None or sight.widest <= _WIDE:
             return pinhole_of(lens, where, label)
     return fisheye_of(lens, where, label)
@@ -140,7 +140,7 @@ def fisheye_of(lens: pycolmap.Camera, where: object, label: str) -> pycolmap.Cam
 
     Raises SceneError when the distortion folds over or leaves the image, which only wrong coefficients do.
     """
-    sight = _Sight.of(lens)
+    sight = Sight.of(lens)
     if sight is None:
         raise SceneError(
             f"{label}: its {lens.model_name} distortion cannot be undone; the coefficients {lens.params_to_string()} "
@@ -155,7 +155,7 @@ def fisheye_of(lens: pycolmap.Camera, where: object, label: str) -> pycolmap.Cam
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Sight:
+class Sight:
     """How far a lens sees. COLMAP's way back from pixels is wrong beyond 90 degrees, so rays are followed instead.
 
     widest: largest angle from the optical axis, radians, of a ray in its image, at most MAX_ANGLE.
@@ -169,7 +169,7 @@ class _Sight:
     high: NDArray[np.float64]
 
     @classmethod
-    def of(cls, lens: pycolmap.Camera) -> _Sight | None:
+    def of(cls, lens: pycolmap.Camera) -> Sight | None:
         """Return None where rays fold over in most directions while they are in the image, or none but the axis is."""
         turns = np.linspace(0.0, 2.0 * np.pi, _TURNS, endpoint=False)
         around = np.stack([np.cos(turns), np.sin(turns)], axis=1)[:, None]
@@ -223,7 +223,7 @@ def sampling_grid(lens: pycolmap.Camera, camera: Camera) -> Tensor:
     """
     import torch
 
-    sight = _Sight.of(lens) if camera.model == "fisheye" else None
+    sight = Sight.of(lens) if camera.model == "fisheye" else None
     limit = None if sight is None else sight.limit
     grid = np.empty((camera.height, camera.width, 2), dtype=np.float32)
     rows = max(1, _CHUNK // camera.width)

@@ -137,7 +137,7 @@ def extract(
                     else:
                         key = lens_key(image.name, image.width, image.height, features.share, options.sharing)
                         if key not in cameras:
-                            cameras[key] = _add_camera(store, options.mapped_model, key)
+                            cameras[key] = _add_camera(store, options.matched_model, key)
                         number = _add_image(store, str(index), cameras[key], features)
                     stored.append(Stored(image, number, _sample(features.descriptors), features.colours))
                     progress(index + 1, len(images))

@@ -19,7 +19,9 @@ from scipy.optimize import least_squares
 
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.undistort import check_lens, pinhole_of
+from splatcli.scene.camera import MAX_ANGLE
+from splatcli.scene.undistort import Sight, camera_of, check_lens
+from splatcli.sfm.options import is_fisheye_model
 
 #: The models that are tried, from the fewest parameters to the most.
 CANDIDATES = ("RADIAL", "OPENCV", "OPENCV_FISHEYE", "FULL_OPENCV", "THIN_PRISM_FISHEYE")
@@ -30,7 +32,7 @@ _SHARE, _MOST = 0.25, 50_000
 #: Images and withheld observations of a camera below which its lens stays as it is.
 _MIN_IMAGES, _MIN_WITHHELD = 5, 100
 #: Gain in the mean error of withheld observations below which a model with more parameters is not worth them.
-_LEAST_GAIN = 0.05
+LEAST_GAIN = 0.05
 #: Resamplings of the images, and the share of them that may show no gain.
 _RESAMPLED, _DOUBT = 1000, 0.01
 #: Pixels at which an error is cut: a point behind a camera has no place in its image.
@@ -140,7 +142,7 @@ def _without_the_idle(
         without = attempt(fewer)
         own = withheld.of(tested[camera])
         share, low = gain(without.errors[own], last.errors[own], withheld.images[own], seed)
-        if camera in last.refused or not (share > _LEAST_GAIN and low > 0):
+        if camera in last.refused or not (share > LEAST_GAIN and low > 0):
             chosen, last = fewer, without
     return chosen, last
 
@@ -200,7 +202,7 @@ def _decide(
             fact["refused"] = reason
         else:
             more, least = gain(errors, trial.errors[own], groups, seed)
-            if more > _LEAST_GAIN and least > 0:
+            if more > LEAST_GAIN and least > 0:
                 best, errors = name, trial.errors[own]
         tried.append(fact)
     return {
@@ -212,6 +214,21 @@ def _decide(
         "error_px_start": float(before.errors[own].mean()),
         "tried": tried,
     }
+
+
+def withheld_errors(
+    model: pycolmap.Reconstruction, cameras: set[int], *, constant: set[int], seed: int, threads: int
+) -> dict[int, float]:
+    """Return for each of ``cameras`` the mean error in pixels of its withheld observations, as choose_lenses() does.
+
+    Cameras with too few of them are left out.
+    """
+    images = {camera: used for camera, used in _images_of(model, constant).items() if camera in cameras}
+    withheld = _withhold(model, {image for used in images.values() for image in used}, seed)
+    trial = _attempt(model, {}, withheld, constant, threads)
+    own = {camera: withheld.of(used) for camera, used in images.items()}
+    enough = {camera: rows for camera, rows in own.items() if np.count_nonzero(rows) >= _MIN_WITHHELD}
+    return {camera: float(trial.errors[rows].mean()) for camera, rows in enough.items()}
 
 
 def gain(
@@ -311,7 +328,7 @@ def converted(camera: pycolmap.Camera, name: str) -> pycolmap.Camera:
     params = np.array(lens.params, dtype=np.float64)
     params[lens.principal_point_idxs()] = camera.principal_point_x, camera.principal_point_y
     names = [part.strip() for part in lens.params_info.split(",")]
-    if "FISHEYE" not in name:
+    if not is_fisheye_model(name) and not is_fisheye_model(camera.model_name):
         old = [part.strip() for part in camera.params_info.split(",")]
         for part, value in zip(old, camera.params, strict=True):
             coefficient = "k1" if part == "k" else part
@@ -320,19 +337,34 @@ def converted(camera: pycolmap.Camera, name: str) -> pycolmap.Camera:
         lens.params = params.tolist()
         return lens
     lens.params = params.tolist()
-    x, y = np.meshgrid(np.linspace(0, camera.width, 17), np.linspace(0, camera.height, 17))
-    pixels = np.stack([x.ravel(), y.ravel()], axis=1)
-    rays = np.column_stack([np.asarray(camera.cam_from_img(pixels), dtype=np.float64), np.ones(len(pixels))])
-    whole = np.isfinite(rays).all(axis=1)
-    fitted = [names.index(part) for part in ("fx", "fy", "k1", "k2")]
+    rays, pixels = _rays_of(camera)
+    fitted = [names.index(part) for part in ("f", "fx", "fy", "k", "k1", "k2") if part in names]
 
     def misses(values: NDArray[np.float64]) -> NDArray[np.float64]:
         params[fitted] = values
         lens.params = params.tolist()
-        return np.nan_to_num((np.asarray(lens.img_from_cam(rays[whole])) - pixels[whole]).ravel(), nan=1e6)
+        return np.nan_to_num((np.asarray(lens.img_from_cam(rays)) - pixels).ravel(), nan=1e6)
 
-    misses(least_squares(misses, params[fitted], x_scale=[focal, focal, 1, 1], max_nfev=50).x)
+    scales = [focal if names[index].startswith("f") else 1.0 for index in fitted]
+    misses(least_squares(misses, params[fitted], x_scale=scales, max_nfev=50).x)
     return lens
+
+
+def _rays_of(camera: pycolmap.Camera) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return rays [M, 3] all over the image of a camera, and where it sees them, [M, 2]."""
+    if is_fisheye_model(camera.model_name):
+        x, y = np.meshgrid(*[np.linspace(-MAX_ANGLE, MAX_ANGLE, 65)] * 2)
+        angle = np.hypot(x, y).ravel()
+        scale = np.sinc(angle / np.pi)
+        rays = np.column_stack([x.ravel() * scale, y.ravel() * scale, np.cos(angle)])[angle <= MAX_ANGLE]
+        pixels = np.asarray(camera.img_from_cam(rays), dtype=np.float64)
+        kept = ((pixels >= 0.0) & (pixels <= [camera.width, camera.height])).all(axis=1)
+    else:
+        x, y = np.meshgrid(np.linspace(0, camera.width, 17), np.linspace(0, camera.height, 17))
+        pixels = np.stack([x.ravel(), y.ravel()], axis=1)
+        rays = np.column_stack([np.asarray(camera.cam_from_img(pixels), dtype=np.float64), np.ones(len(pixels))])
+        kept = np.isfinite(rays).all(axis=1)
+    return rays[kept], pixels[kept]
 
 
 def doubt(lens: pycolmap.Camera, before: pycolmap.Camera) -> str:
@@ -350,7 +382,7 @@ def doubt(lens: pycolmap.Camera, before: pycolmap.Camera) -> str:
     if not _is_monotone(lens):
         return "its distortion folds within the image"
     try:
-        pinhole_of(lens, None, "lens")
+        camera_of(lens, "auto", None, "lens")
     except SceneError:
         return "its distortion cannot be undone"
     return ""
@@ -358,6 +390,8 @@ def doubt(lens: pycolmap.Camera, before: pycolmap.Camera) -> str:
 
 def _is_monotone(lens: pycolmap.Camera) -> bool:
     """Return whether rays go out steadily from the principal point to the image's edge, each seen at one place."""
+    if is_fisheye_model(lens.model_name):
+        return _is_monotone_fisheye(lens)
     middle = np.array([lens.principal_point_x, lens.principal_point_y])
     angles = np.linspace(0, 2 * np.pi, _LINES, endpoint=False)
     # Corners matter most, and evenly spaced directions miss them.
@@ -378,3 +412,20 @@ def _is_monotone(lens: pycolmap.Camera) -> bool:
     risen = np.diff(outwards, axis=1, prepend=0.0)
     mean = outwards[:, -1:] / _POINTS
     return bool(((risen >= _SLOWEST * mean) & (risen <= _FASTEST * mean)).all())
+
+
+def _is_monotone_fisheye(lens: pycolmap.Camera) -> bool:
+    """Return the same up to MAX_ANGLE; COLMAP has no way back from pixels beyond 90 degrees, so rays are followed."""
+    sight = Sight.of(lens)
+    if sight is None or (sight.limit < MAX_ANGLE and sight.widest >= sight.limit):
+        return False
+    turns = np.linspace(0.0, 2.0 * np.pi, _LINES, endpoint=False)
+    angles = np.linspace(0.0, sight.widest, _POINTS + 1)
+    across = np.sin(angles)[None, :, None] * np.stack([np.cos(turns), np.sin(turns)], axis=1)[:, None]
+    ahead = np.broadcast_to(np.cos(angles)[None, :, None], (_LINES, _POINTS + 1, 1))
+    rays = np.concatenate([across, ahead], axis=2).reshape(-1, 3)
+    seen = np.asarray(lens.img_from_cam(rays), dtype=np.float64).reshape(_LINES, _POINTS + 1, 2)
+    risen = np.linalg.norm(np.diff(seen, axis=1), axis=2)
+    inside = np.asarray(((seen >= 0.0) & (seen <= [lens.width, lens.height])).all(axis=2))[:, 1:]
+    mean = np.nanmean(np.where(inside, risen, np.nan), axis=1, keepdims=True)
+    return bool(((risen >= mean / _FASTEST) & (risen <= mean / _SLOWEST))[inside].all())

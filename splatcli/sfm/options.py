@@ -25,6 +25,8 @@ MODELS = (
 )
 #: The default: the first of MODELS for mapping, then the one that held-out observations ask for (see lens.py).
 AUTO = "auto"
+#: The lens model that wide images are mapped with where their lens is not known.
+FISHEYE = "OPENCV_FISHEYE"
 #: Frames taken from a video, by default: exhaustive matching of so many takes minutes on a small machine.
 VIDEO_FRAMES = 120
 #: The folder beside the database with the colours of the features, a file for each image in it.
@@ -35,6 +37,11 @@ REPORT, LOCK = "sfm.json", "lock"
 MIN_IMAGES = 3
 #: The remedy for a lack of memory.
 SMALLER = "--max-image-size 1000, --max-features 4000 or fewer images take less memory"
+
+
+def is_fisheye_model(name: str) -> bool:
+    """Return whether a COLMAP lens model goes by the angle from the optical axis."""
+    return "FISHEYE" in name
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +126,14 @@ class SfmOptions:
     def mapped_model(self) -> str:
         """The lens model that the mapper estimates."""
         return MODELS[0] if self.camera_model == AUTO else self.camera_model
+
+    @property
+    def matched_model(self) -> str:
+        """The lens model of cameras while pairs are verified.
+
+        COLMAP verifies no pair of fisheyes of unknown focal length; the fundamental matrix of their pixels holds.
+        """
+        return MODELS[0] if is_fisheye_model(self.mapped_model) else self.mapped_model
 
     def known_distance(self) -> tuple[str, str, float]:
         """Return the two images of scale_from and the metres between their cameras. Raises UsageError."""

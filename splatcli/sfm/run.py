@@ -112,7 +112,7 @@ def _features_key(key: dict[str, Any], options: SfmOptions, gpu: bool) -> dict[s
     """Return what features and matches depend on."""
     from splatcli.scene._pycolmap import pycolmap
 
-    names = ("sharing", "cameras", "mapped_model", "max_image_size", "max_features", "frames", "seed")
+    names = ("sharing", "cameras", "matched_model", "max_image_size", "max_features", "frames", "seed")
     chosen = {name: getattr(options, name) for name in names}
     return {**key, "options": chosen, "gpu": gpu, "pycolmap": pycolmap.__version__}
 

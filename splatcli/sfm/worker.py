@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
@@ -31,11 +31,22 @@ from splatcli.scene.decode import Header, read_header
 from splatcli.scene.georeference import PositionsError, Similarity, georeference, position_of, write_sidecar
 from splatcli.scene.images import max_pixels
 from splatcli.sfm.features import SfmImage, Stored, die_with_parent, extract
+from splatcli.sfm.fisheye import compared, wide_cameras, with_fisheyes
 from splatcli.sfm.gaps import find_gaps, stretches_in
 from splatcli.sfm.images import SfmInput, orientation_of, readable
 from splatcli.sfm.lens import choose_lenses
 from splatcli.sfm.matching import Pair, choose_pairs, how_to_match, match, match_again, pairs_to_retry
-from splatcli.sfm.options import AUTO, COLOURS, LOCK, MIN_IMAGES, VIDEO_FRAMES, Matching, SfmOptions
+from splatcli.sfm.options import (
+    AUTO,
+    COLOURS,
+    FISHEYE,
+    LOCK,
+    MIN_IMAGES,
+    VIDEO_FRAMES,
+    Matching,
+    SfmOptions,
+    is_fisheye_model,
+)
 from splatcli.sfm.panorama import face_camera, is_panorama, write_faces, write_masks
 from splatcli.sfm.triangulate import hold_lenses, pairs_by_pose, triangulate
 from splatcli.sfm.video import sharpest, sharpness, write_frames, write_more_frames
@@ -44,6 +55,8 @@ Tell = Callable[[str, int, int], None]
 
 #: Points whose parallax is measured; a median needs no more.
 _PARALLAX_POINTS = 2_000
+#: Share of the images that may lack in a model without a try of fisheyes, and that these must register more.
+_FEW_LACKING = 0.1
 _OVERLAP = "images have to overlap by two thirds, be sharp, and show things with texture that stand still"
 
 
@@ -123,7 +136,9 @@ class Job:
             models = self._map("mapping", database, work / "models", len(stored))
             mapped = Mapped(database, stored, keys, pairs, verified, models)
             mapped, added = self._fill_gaps(mapped, images, how) if self.footage.is_video else (mapped, None)
-            models, retried = self._retry(mapped)
+            mapped, retried = self._retry(mapped)
+            mapped = self._try_fisheyes(mapped)
+            models = mapped.models
         else:
             progress = self._phase("triangulation")
             models = [
@@ -145,13 +160,7 @@ class Job:
         self._check_models(models, names)
         lenses: list[dict[str, Any]] = []
         if self.options.camera_model == AUTO and cameras is None:
-            models[0], lenses = choose_lenses(
-                models[0],
-                constant=_rig_cameras(database),
-                seed=seed,
-                threads=self.threads,
-                progress=self._phase("lens"),
-            )
+            models, lenses = self._choose_lenses(mapped)
         model = models[0]
         for each in models:
             name_and_colour(
@@ -185,11 +194,46 @@ class Job:
 
     def _map(self, phase: str, database: Path, folder: Path, total: int) -> list[pycolmap.Reconstruction]:
         seed, progress = self.options.seed, self._phase(phase)
+        if is_fisheye_model(self.options.mapped_model):
+            database = with_fisheyes(database, self.options.mapped_model)
         if self.options.mapper == "global":
             return run_global_mapper(
                 database, folder, seed=seed, threads=self.threads, gpu=self.gpu, total=total, progress=progress
             )
         return run_mapper(database, folder, seed=seed, threads=self.threads, total=total, progress=progress)
+
+    def _try_fisheyes(self, mapped: Mapped) -> Mapped:
+        """Map anew with fisheyes where many images are not registered; return what is used, the clearly larger model."""
+        registered = mapped.models[0].num_reg_images() if mapped.models else 0
+        lacking = len(mapped.stored) - registered
+        if not self._may_be_fisheye(mapped.database) or lacking <= _FEW_LACKING * len(mapped.stored):
+            return mapped
+        found = self._map_fisheyes("mapping as fisheye", mapped, None)
+        enough = registered + _FEW_LACKING * len(mapped.stored)
+        return found if found.models and found.models[0].num_reg_images() > enough else mapped
+
+    def _choose_lenses(self, mapped: Mapped) -> tuple[list[pycolmap.Reconstruction], list[dict[str, Any]]]:
+        """Choose the lens of each camera of the largest model; return the models with it, and the report."""
+        models, constant = mapped.models, _rig_cameras(mapped.database)
+        kind = {"seed": self.options.seed, "threads": self.threads}
+        models[0], lenses = choose_lenses(models[0], constant=constant, progress=self._phase("lens"), **kind)
+        mapped_so = any(is_fisheye_model(fact["start"]) for fact in lenses)
+        wide = wide_cameras(models[0], lenses)
+        if not wide or mapped_so or not self._may_be_fisheye(mapped.database):
+            return models, lenses
+        again = self._map_fisheyes("mapping as fisheye", mapped, wide).models
+        report = compared(again[0], models[0], lenses, wide, constant=constant, **kind) if again else None
+        return (models, lenses) if report is None else (again, report)
+
+    def _may_be_fisheye(self, database: Path) -> bool:
+        """Return whether fisheyes are tried: the lens is not given, and the mapper can hold the faces of panoramas."""
+        options = self.options
+        return options.camera_model == AUTO and options.mapper == "incremental" and not _rig_cameras(database)
+
+    def _map_fisheyes(self, phase: str, mapped: Mapped, cameras: set[int] | None) -> Mapped:
+        database = with_fisheyes(mapped.database, FISHEYE, cameras)
+        folder = database.with_name(f"{database.stem}-models")
+        return replace(mapped, database=database, models=self._map(phase, database, folder, len(mapped.stored)))
 
     def _match(self, phase: str, database: Path, keys: list[str], pairs: list[Pair]) -> int:
         seed, progress = self.options.seed, self._phase(phase)
@@ -245,17 +289,17 @@ class Job:
                 item.image.path.rename(self.folder / "images" / item.image.name)
         return kept
 
-    def _retry(self, mapped: Mapped) -> tuple[list[pycolmap.Reconstruction], dict[str, Any] | None]:
+    def _retry(self, mapped: Mapped) -> tuple[Mapped, dict[str, Any] | None]:
         """Match the images that the largest model lacks again, loosely and with all others, and map anew.
 
-        Returns the models that are to be used, those of ``mapped`` unless the largest registers more images now, and
-        the facts of the try, or None if no image is lacking.
+        Returns what is to be used, ``mapped`` unless the largest model registers more images now, and the facts of the
+        try, or None if no image is lacking.
         """
         models, stored, keys, pairs = mapped.models, mapped.stored, mapped.keys, mapped.pairs
         registered = set(models[0].reg_image_ids()) if models else set()
         lacking = {index for index, item in enumerate(stored) if item.number not in registered}
         if not lacking:
-            return models, None
+            return mapped, None
         work = self.folder / "work"
         shutil.copyfile(mapped.database, work / "retry.db")
         again = partial(
@@ -275,7 +319,9 @@ class Job:
         found = self._map("mapping again", work / "retry.db", work / "models-again", len(stored)) if held else []
         count = found[0].num_reg_images() if found else 0
         facts = {"images": len(lacking), "verified_pairs": len(held), "before": len(registered), "after": count}
-        return (found if count > len(registered) else models), facts
+        if count > len(registered):
+            mapped = replace(mapped, database=work / "retry.db", models=found)
+        return mapped, facts
 
     def _phase(self, name: str) -> Callable[[int, int], None]:
         """End the phase before; return the progress callback of the new one. A phase lasts until its last call."""

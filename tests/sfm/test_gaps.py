@@ -102,7 +102,7 @@ def test_a_job_that_was_stopped_among_added_frames_goes_on(walk: Path, tmp_path:
 
 @pipes_stay_open
 def test_frames_that_join_nothing_are_left_out(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(Job, "_retry", lambda _, mapped: (mapped.models, None))  # it takes longer than all else
+    monkeypatch.setattr(Job, "_retry", lambda _, mapped: (mapped, None))  # it takes longer than all else
     made = pictures((-3, -2.5, -2, 9, 9.5, 10))
     grey = Image.new("RGB", (corner.WIDTH, corner.HEIGHT), (90, 90, 90))
     sides = [[made[pose] for pose in np.repeat(part, 3)] for part in ([-3, -2.5, -2], [9, 9.5, 10])]
