@@ -17,7 +17,7 @@ from splatcli.sfm.lens import LEAST_GAIN, doubt, withheld_errors
 from splatcli.sfm.options import FISHEYE, is_fisheye_model
 
 #: Half the angle of view from corner to corner, in degrees, from which a lens may be a fisheye.
-_WIDE = 45.0
+_WIDE = 50.0
 
 
 def with_fisheyes(database: Path, model: str, cameras: Iterable[int] | None = None) -> Path:

@@ -88,12 +88,12 @@ def report(*, error: float, fisheye: float, model: str = "SIMPLE_RADIAL") -> dic
 
 @pytest.mark.parametrize(
     ("focal", "error", "fisheye", "expected"),
-    [(500.0, 1.0, 0.9, {1}), (500.0, 1.0, 0.97, set()), (700.0, 1.0, 0.2, set())],
+    [(450.0, 1.0, 0.9, {1}), (450.0, 1.0, 0.97, set()), (700.0, 1.0, 0.2, set())],
 )
 def test_wide_lenses_that_a_fisheye_fits_better_are_mapped_anew(
     focal: float, error: float, fisheye: float, expected: set[int]
 ) -> None:
-    """960x720 pixels: 50 degrees from the axis to the corner, or 40."""
+    """960x720 pixels: 53 degrees from the axis to the corner, or 41."""
     model = reconstruct([("SIMPLE_RADIAL", [focal, 480, 360, 0.0])])
     assert wide_cameras(model, [report(error=error, fisheye=fisheye)]) == expected
 
