@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data" / "samples")
 from courtyard_maker import render as tracing
 from courtyard_maker.cameras import views
 from courtyard_maker.light import BakeQuality, bake
-from courtyard_maker.model import find_points
+from courtyard_maker.model import find_points, write_model
 
 COMMAND = "python -m benchmarks.fisheye FOLDER"
 #: An OPENCV_FISHEYE lens that sees 146 degrees from the left edge to the right, 181 from corner to corner.
@@ -90,27 +90,14 @@ def make_capture(folder: Path) -> None:
             Image.fromarray(job.result()).save(path, quality=JPEG_QUALITY, subsampling=0)
             images.append(np.asarray(Image.open(path), np.uint8))
             print(path, file=sys.stderr, flush=True)
-    model = pycolmap.Reconstruction()
-    params = [FOCAL, FOCAL, WIDTH / 2, HEIGHT / 2, *K]
-    model.add_camera_with_trivial_rig(
-        pycolmap.Camera(camera_id=1, model="OPENCV_FISHEYE", width=WIDTH, height=HEIGHT, params=params)
-    )
-    keypoints: list[list[Doubles]] = [[] for _ in shots]
-    tracks = []
-    sightings = find_points(shots, images, np.random.default_rng(point_seed))
-    for sighting in sightings:
-        track = pycolmap.Track()
-        for k, place in zip(sighting.seen_by, sighting.keypoints, strict=True):
-            track.add_element(int(k) + 1, len(keypoints[k]))
-            keypoints[k].append(place)
-        tracks.append(track)
-    for k, shot in enumerate(shots):
-        pose = pycolmap.Rigid3d(pycolmap.Rotation3d(shot.rotation), -shot.rotation @ shot.centre)
-        image = pycolmap.Image(shot.name, np.array(keypoints[k]).reshape(-1, 2), 1, k + 1)
-        model.add_image_with_trivial_frame(image, pose)
-    for sighting, track in zip(sightings, tracks, strict=True):
-        model.add_point3D(sighting.position, track, sighting.color)
-    model.write_binary(str(folder / "sparse/0"))
+    place = folder / "sparse/0"
+    write_model(place, shots, find_points(shots, images, np.random.default_rng(point_seed)))
+    model = pycolmap.Reconstruction(str(place))
+    camera = model.camera(1)
+    camera.model = pycolmap.CameraModelId.OPENCV_FISHEYE
+    camera.params = [FOCAL, FOCAL, WIDTH / 2, HEIGHT / 2, *K]
+    model.update_point_3d_errors()
+    model.write_binary(str(place))
 
 
 def of_lens(model: splatcli.Model, scene: Scene) -> float:
