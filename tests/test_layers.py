@@ -82,6 +82,16 @@ def test_no_modules_import_each_other_at_run_time() -> None:
     assert shape.circles(shape.run_time_imports(trees)) == []
 
 
+def test_the_report_that_structure_from_motion_writes_and_readers_look_for_is_named_once() -> None:
+    named = [
+        path.relative_to(PACKAGE).as_posix()
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value == "sfm.json"
+    ]
+    assert named == ["scene/sfm_report.py"]
+
+
 @pytest.mark.parametrize("path", sorted((PACKAGE / "cli").glob("*.py")), ids=lambda path: path.stem)
 def test_the_command_line_imports_nothing_heavy_at_module_level(path: Path) -> None:
     assert not {name.split(".")[0] for name in imports(path, top_level_only=True)} & HEAVY

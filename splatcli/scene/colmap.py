@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import math
 import mmap
 import struct
@@ -35,6 +34,7 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.depth_maps import AUTO, wants_relative
 from splatcli.scene.find_images import walk
 from splatcli.scene.points import Observations, RawPoints, Tracks, doubt_of, stride
+from splatcli.scene.sfm_report import REPORT, are_cameras_held
 from splatcli.scene.source import (
     ROTATION_TOLERANCE,
     FixedLens,
@@ -50,8 +50,6 @@ from splatcli.scene.source import (
 PLACES = ("sparse", "colmap/sparse", "distorted/sparse", ".")
 #: How deep a scene folder is searched for models when none is in the usual places.
 MAX_DEPTH = 4
-#: The report that splat sfm puts beside its model.
-_REPORT = "sfm.json"
 #: Parameters of each lens model, by COLMAP's number of the model.
 MODEL_PARAMS = {
     int(model): len(pycolmap.Camera.create_from_model_id(pycolmap.INVALID_CAMERA_ID, model, 1.0, 1, 1).params)
@@ -98,7 +96,7 @@ def search_models(root: Path, *, triangulated: bool = True) -> list[Model]:
     held: list[Path] = []
     for base, folders, files in walk(root, private=True):
         path = Path(base)
-        if _REPORT in files and _is_triangulated(path / _REPORT):
+        if REPORT in files and are_cameras_held(path / REPORT):
             held.append(path)
         depth = len(path.relative_to(root).parts)
         folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < MAX_DEPTH else []
@@ -116,15 +114,6 @@ def search_models(root: Path, *, triangulated: bool = True) -> list[Model]:
             remedy="name the folder of one of them as the scene",
         )
     return [model for models in groups.values() for model in _largest_first(models)]
-
-
-def _is_triangulated(report: Path) -> bool:
-    """Return whether a report of ``splat sfm`` says that the cameras are those of another scene."""
-    try:
-        facts = json.loads(report.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(facts, dict) and facts.get("cameras_held") is True
 
 
 def choose_model(root: Path, name: str, models: list[Model]) -> list[Model]:

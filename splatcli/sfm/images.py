@@ -13,8 +13,9 @@ from splatcli.errors import SceneError, SplatError
 from splatcli.scene.decode import Header, read_header
 from splatcli.scene.find_images import images_below, unread_below, unread_error, unread_note
 from splatcli.scene.masks import ALPHA, NONE, masks_in
+from splatcli.scene.sfm_report import REPORT
 from splatcli.scene.source import Problems
-from splatcli.sfm.options import MIN_IMAGES, REPORT
+from splatcli.sfm.options import MIN_IMAGES
 
 #: File name endings that are taken for videos.
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".mts", ".3gp")

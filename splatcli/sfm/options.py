@@ -31,8 +31,8 @@ FISHEYE = "OPENCV_FISHEYE"
 VIDEO_FRAMES = 120
 #: The folder beside the database with the colours of the features, a file for each image in it.
 COLOURS = "colours"
-#: The report in a finished folder, and the file in one that is being worked in which is locked meanwhile.
-REPORT, LOCK = "sfm.json", "lock"
+#: The file in a folder that is being worked in which is locked meanwhile.
+LOCK = "lock"
 #: A model of fewer images is no scene.
 MIN_IMAGES = 3
 #: The remedy for a lack of memory.

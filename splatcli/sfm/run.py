@@ -41,8 +41,9 @@ from splatcli.scene._pycolmap import ALONE
 from splatcli.scene.control_points import MIN_IMAGES, MIN_POINTS, ControlPoints
 from splatcli.scene.find_images import listed, unread_note
 from splatcli.scene.inspect import few_notes
+from splatcli.scene.sfm_report import REPORT
 from splatcli.sfm.images import SfmInput
-from splatcli.sfm.options import COLOURS, LOCK, REPORT, SMALLER, SfmOptions
+from splatcli.sfm.options import COLOURS, LOCK, SMALLER, SfmOptions
 
 _log = logging.getLogger(__name__)
 
