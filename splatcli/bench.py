@@ -210,6 +210,11 @@ def check_scenes(cells: Sequence[Cell], folder: Path) -> None:
             raise SceneError("there is no such scene", where=scene, remedy="correct the name, or --data of a plan")
 
 
+def command_of(cell: Cell) -> list[str]:
+    """Return the arguments of ``splat`` of a run, but for where it goes."""
+    return ["train", *cell.arguments, "--seed", str(cell.seed)]
+
+
 def measure(cell: Cell, folder: Path, *, keep: bool, sheet: bool) -> tuple[Record, bool]:
     """Return the record of a cell, and whether all that is asked for already existed.
 
@@ -218,7 +223,7 @@ def measure(cell: Cell, folder: Path, *, keep: bool, sheet: bool) -> tuple[Recor
     """
     path, log, picture = (folder / f"{cell.name}{ending}" for ending in (".json", ".log", ".png"))
     run = folder / cell.name
-    command = ["train", *cell.arguments, "--seed", str(cell.seed)]
+    command = command_of(cell)
     with contextlib.suppress(OSError, ValueError, TypeError):
         record = Record(**json.loads(path.read_text(encoding="utf-8")))
         same = record.command == _shown(command) and record.scene_id in ("", _scene_id(cell))

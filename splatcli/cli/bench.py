@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from splatcli.cli import options
 from splatcli.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from splatcli.bench import Cell
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ def bench(args: BenchArguments) -> int:
         else read_plan(args.plan, data=args.data, seeds=numbers)
     )
     check_scenes(cells, args.output)
+    _check_arguments(cells)
     with open_output(json=args.json, quiet=args.quiet) as out:
         try:
             args.output.mkdir(parents=True, exist_ok=True)
@@ -100,6 +105,29 @@ def bench(args: BenchArguments) -> int:
         write_bytes(args.output / "table.md", ("\n".join(lines) + "\n").encode())
         out.result({"path": path, "runs": len(records), "table": lines}, lines, [of_markdown(lines)])
     return 0
+
+
+def _check_arguments(cells: Sequence[Cell]) -> None:
+    """Raise the error with which ``splat train`` would refuse the arguments of a run, before the first run."""
+    from splatcli.bench import command_of
+    from splatcli.cli import train
+    from splatcli.cli.error_report import problem_of
+    from splatcli.cli.other_programs import TrainCommand
+
+    app = typer.Typer(name="splat", rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+    app.callback()(lambda: None)  # so that the one command has a name
+    options.add_command(app, "train", train.check, TrainCommand, panel="")
+    for cell in cells:
+        command = [*command_of(cell), "--quiet"]
+        try:
+            app(args=command, prog_name="splat", standalone_mode=False)
+        except Exception as error:
+            problem = problem_of(error, command)
+            raise type(problem)(
+                f"setting {cell.setting!r} for scene {cell.scene!r}: {problem.what}",
+                where=problem.where,
+                remedy=problem.remedy,
+            ) from None
 
 
 def _numbers(seeds: str | None) -> list[int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -151,8 +151,8 @@ def train(args: TrainArguments) -> int:
       splat train scene/ --set optim.means_lr=1e-4 --json > log.jsonl
     """
     from splatcli.cli.console import open_output
-    from splatcli.cli.ranks import SHARDED, check_ranks, check_sharded, joined_group, start_ranks
-    from splatcli.cli.run_training import NewRun, build_request, check_batch, start_training
+    from splatcli.cli.ranks import SHARDED, check_ranks, joined_group, start_ranks
+    from splatcli.cli.run_training import NewRun, build_request, start_training
     from splatcli.cli.view import live_page
 
     processes = args.processes
@@ -177,34 +177,10 @@ def train(args: TrainArguments) -> int:
             ranks = processes.ranks if group is None else group.size
             if note is not None:
                 out.note(note)
-            from splatcli.config import NAMED_STARTS
-            from splatcli.train.densify import check_strategy
-
             # The request has no default batch of ranks, so that another number of ranks recognises the run.
             request = build_request(args.build({}), **{"--max-time": args.max_time, **args.foreign.request()})
-            share: dict[str, Any] = {}
-            if ranks is not None and "train.batch_size" not in args.settings:
-                share["train.batch_size"] = ranks
-
-            def rebuild_config(values: dict[str, Any]) -> Config:
-                return args.build({**share, **values})
-
-            config = rebuild_config({})
-            check_batch(config, ranks)
-            check_strategy(config)
+            config, rebuild_config = _checked(args, ranks)
             sharded = processes.distributed == SHARDED
-            if sharded:
-                check_sharded(config, viewer=args.page.viewer)
-            args.foreign.check_model_is_given(config.model.init not in NAMED_STARTS)
-            block = config.data.block
-            if config.data.blocks is not None:
-                _check_blocks(args, block)
-                if ranks is not None:
-                    raise UsageError(
-                        "a block is trained by one process", where="--blocks", remedy="start one for each --block K"
-                    )
-            elif block is not None:
-                raise UsageError("of how many blocks?", where="--block", remedy="e.g. --blocks 2x2 --block 0")
             run = NewRun(
                 config,
                 rebuild_config,
@@ -221,8 +197,57 @@ def train(args: TrainArguments) -> int:
                 if config.data.blocks is not None:
                     from splatcli.cli.blocks import train_blocks
 
-                    return train_blocks(run, block, device=own_device, live=live, out=out)
+                    return train_blocks(run, config.data.block, device=own_device, live=live, out=out)
                 return start_training(run, device=own_device, live=live, out=out, group=group, sharded=sharded)
+
+
+def check(args: TrainArguments) -> int:
+    """Check the arguments of ``splat train`` as far as that needs neither the scene nor a run; return 0."""
+    from splatcli.cli.ranks import check_ranks
+    from splatcli.native.backend import resolve_device
+
+    processes = args.processes
+    args.check_settings()
+    if processes.ranks is not None:
+        check_ranks(processes.ranks, device=args.device, mode=processes.distributed, asked=options.RANKS[0])
+    elif args.device != "auto":  # which takes what there is
+        resolve_device(args.device)
+    _checked(args, processes.ranks)
+    return 0
+
+
+def _checked(args: TrainArguments, ranks: int | None) -> tuple[Config, Callable[[dict[str, Any]], Config]]:
+    """Return the settings for so many processes, and the function that builds them anew with other values.
+
+    Raises UsageError for settings and options that do not go together, and for a strategy that is not there.
+    """
+    from splatcli.cli.ranks import SHARDED, check_sharded
+    from splatcli.cli.run_training import check_batch
+    from splatcli.config import NAMED_STARTS
+    from splatcli.train.densify import check_strategy
+
+    share: dict[str, Any] = {}
+    if ranks is not None and "train.batch_size" not in args.settings:
+        share["train.batch_size"] = ranks
+
+    def rebuild_config(values: dict[str, Any]) -> Config:
+        return args.build({**share, **values})
+
+    config = rebuild_config({})
+    check_batch(config, ranks)
+    check_strategy(config)
+    if args.processes.distributed == SHARDED:
+        check_sharded(config, viewer=args.page.viewer)
+    args.foreign.check_model_is_given(config.model.init not in NAMED_STARTS)
+    if config.data.blocks is not None:
+        _check_blocks(args, config.data.block)
+        if ranks is not None:
+            raise UsageError(
+                "a block is trained by one process", where="--blocks", remedy="start one for each --block K"
+            )
+    elif config.data.block is not None:
+        raise UsageError("of how many blocks?", where="--block", remedy="e.g. --blocks 2x2 --block 0")
+    return config, rebuild_config
 
 
 def _check_blocks(args: TrainArguments, block: int | None) -> None:

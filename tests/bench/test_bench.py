@@ -128,14 +128,36 @@ def test_runs_are_measured_once(scene: Path, tmp_path: Path, capfd: pytest.Captu
 
 
 @NEEDS_COMPILER
-def test_a_run_that_fails_ends_the_bench_with_its_words(
-    scene: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_a_run_that_fails_ends_the_bench_with_its_words(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bare").mkdir()
+    code, out, err = bench(capfd, tmp_path / "bare", "--setting", "bad=", "--seeds", "1", "-o", tmp_path)
+    assert (code, out) == (3, "")
+    assert "exited with 3" in err
+    assert "the folder is empty" in err
+    assert "bare--bad--1.log" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--sh-degree 9", "model.sh_degree = 9: Input should be less than or equal to 4"),
+        ("--sh-degre 1", "there is no option --sh-degre\n  help: did you mean --sh-degree?"),
+        ("--max-time soon", "'soon' is not a length of time\n  where: --max-time"),
+        ("--max-time 5m --ranks 2", "--max-time plans for one process"),
+        ("--strategy none-such", "there is no such strategy"),
+        ("--set model.colour=1", "colour"),
+        ("--ranks 4 --batch-size 2", "4 ranks want as many views a step"),
+        ("--device gpu", "'gpu' is no device\n  where: --device"),
+    ],
+)
+def test_the_flags_of_every_setting_are_read_before_the_first_run(
+    flags: str, words: str, scene: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = bench(capfd, scene, "--setting", "bad=--sh-degree 9", "--seeds", "1", "-o", tmp_path)
-    assert (code, out) == (2, "")
-    assert "exited with 2" in err
-    assert "sh_degree" in err
-    assert "thing--bad--1.log" in err
+    settings = ["--setting", f"good={SHORT}", "--setting", f"bad={flags}"]
+    code, out, err = bench(capfd, scene, *settings, "-o", tmp_path / "out")
+    assert (code, out, (tmp_path / "out").exists()) == (2, "", False)
+    assert "setting 'bad' for scene 'thing': " in err
+    assert words in err
 
 
 def test_every_scene_is_looked_for_before_the_first_run(
