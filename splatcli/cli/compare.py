@@ -66,8 +66,8 @@ class CompareArguments:
         typer.Option(
             "--views",
             metavar="VIEWS",
-            help="test, train, all; a path: orbit, ellipse, spiral, interpolate; or a .json with cameras: those of A, "
-            "else of B.  [default: test; from all around where no cameras are known]",
+            help="test, train, all; images by name, with commas; a path: orbit, ellipse, spiral, interpolate; or a "
+            ".json with cameras: those of A, else of B.  [default: test; from all around where no cameras are known]",
         ),
     ] = None
     frames: Annotated[

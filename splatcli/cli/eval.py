@@ -28,7 +28,9 @@ class EvalArguments:
     """The arguments and options of ``splat eval``."""
 
     model: options.Model = None
-    views: Annotated[str, typer.Option("--views", metavar="VIEWS", help="test, train or all.")] = "test"
+    views: Annotated[
+        str, typer.Option("--views", metavar="VIEWS", help="test, train, all, or images by name, with commas.")
+    ] = "test"
     sheet: Annotated[
         Path | None,
         typer.Option(
@@ -82,8 +84,6 @@ class EvalArguments:
     foreign: options.ForeignModelOptions = field(default_factory=options.ForeignModelOptions)
 
     def __post_init__(self) -> None:
-        if self.views not in ("test", "train", "all"):
-            raise UsageError(f"{self.views!r} names no views with images", where="--views", remedy="test, train or all")
         if self.sheet_views is not None and self.sheet is None:
             raise UsageError("there is no sheet to put views on", where="--sheet-views", remedy="add --sheet sheet.png")
         options.require_png(self.sheet, "--sheet")
@@ -115,12 +115,19 @@ def evaluate(args: EvalArguments) -> int:
     from splatcli.native.backend import resolve_device
     from splatcli.output_files import check_file_place
     from splatcli.render.scoring import GroundTruth, Lpips
+    from splatcli.render.selection import PATHS
     from splatcli.render.sheet import MOST_VIEWS, Extremes
     from splatcli.scene.read import read_scene
     from splatcli.train.backgrounds import image_background
     from splatcli.train.start import scene_folder
 
     data = args.data
+    if args.views in PATHS or args.views.lower().endswith(".json"):
+        raise UsageError(
+            f"{args.views!r} names no views with images",
+            where="--views",
+            remedy="test, train, all, or images by name, with commas",
+        )
     if args.sheet is not None:
         check_file_place(args.sheet)
     with open_output(json=args.json, quiet=args.quiet) as out:

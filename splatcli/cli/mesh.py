@@ -40,8 +40,8 @@ class MeshArguments:
         typer.Option(
             "--views",
             metavar="VIEWS",
-            help="Views whose depths are fused, as of splat render: train, test, all, a path such as orbit, or a .json "
-            "with cameras.  [default: train; 64 cameras around a model that has none]",
+            help="Views whose depths are fused, as of splat render: train, test, all, images by name, a path such as "
+            "orbit, or a .json with cameras.  [default: train; 64 cameras around a model that has none]",
             show_default=False,
         ),
     ] = None

@@ -49,11 +49,17 @@ def _complete_views(args: list[str]) -> list[str]:
             return full + args[position + 1 :]
         if arg == "--views":
             following = args[position + 1] if position + 1 < len(args) else "-"
-            is_views = following in _NAMES or following.lower().endswith(".json")
+            is_views = following in _NAMES or following.lower().endswith((".json", *_image_suffixes()))
             is_model = bool(following) and not is_views and Path(following).exists()
             if following.startswith("-") or is_model:
                 full.append("test")
     return full
+
+
+def _image_suffixes() -> tuple[str, ...]:
+    from splatcli.scene.find_images import SUFFIXES
+
+    return SUFFIXES
 
 
 @dataclass(frozen=True)
@@ -66,8 +72,8 @@ class RenderArguments:
         typer.Option(
             "--views",
             metavar="[VIEWS]",
-            help="test (also when nothing follows), train, all; a path: orbit, ellipse, spiral, interpolate; or a "
-            ".json with cameras.",
+            help="test (also when nothing follows), train, all; images by name, with commas; a path: orbit, ellipse, "
+            "spiral, interpolate; or a .json with cameras.",
             show_default=False,
         ),
     ] = "test"
@@ -210,6 +216,7 @@ def render(args: RenderArguments) -> int:
     Examples:
       splat render --views
       splat render output/scene --views all -o images --what rgb,depth,normals
+      splat render output/scene --views view_00.png,view_08.png --side-by-side
       splat render output/scene --views test -o compare --side-by-side
       splat render output/scene --views orbit -o orbit.mp4 --size 1280x720
       splat render output/scene --views interpolate --loop --what rgb,depth -o tour.mp4

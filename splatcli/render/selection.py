@@ -1,11 +1,12 @@
-"""Selection of views: ``test``, ``train``, ``all``, the name of a camera path, or a camera file."""
+"""Selection of views: ``test``, ``train``, ``all``, names of images, the name of a camera path, or a camera file."""
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,11 @@ from splatcli.render.camera_files import read_camera_file
 from splatcli.render.camera_paths import Rig, circle, ellipse, nearest_order, orbit, spiral, through
 from splatcli.scene.camera import NEAR, Camera, CameraModel
 
-_NAMES = ("test", "train", "all")
+SPLITS = ("test", "train", "all")
+#: The label of views that are named by their images.
+NAMED = "named"
+#: Names that a message lists where none is near, and where some are.
+_SHOWN, _NEAR = 5, 3
 #: Camera paths that are computed from the training cameras.
 PATHS = ("orbit", "ellipse", "spiral", "interpolate")
 
@@ -112,7 +117,7 @@ def select_views(
     camera_file: Path = CAMERA_FILE,
     size: tuple[int, int] | None = None,
 ) -> Views:
-    """Return the views that ``text`` names.
+    """Return the views that ``text`` names: one of SPLITS or PATHS, a .json, or images with commas.
 
     cameras, train, test: of the run; all empty for a PLY. A path has cameras of their model.
     options: of a camera path.
@@ -122,14 +127,8 @@ def select_views(
     """
     if text in PATHS:
         return _path(text, [cameras[i] for i in train] or list(cameras), options or PathOptions(), camera_file)
-    if text not in _NAMES:
-        path = Path(text)
-        if path.suffix.lower() != ".json":
-            raise UsageError(
-                f"{text!r} names no views",
-                where="--views",
-                remedy=f"test, train, all, {', '.join(PATHS)}, or a .json of cameras",
-            )
+    path = Path(text)
+    if path.suffix.lower() == ".json":
         file = read_camera_file(path, min((camera.near for camera in cameras), default=NEAR), size)
         return Views(path.stem, file.cameras, from_run=False, fps=file.fps)
     if not cameras:
@@ -138,6 +137,8 @@ def select_views(
             where="--views",
             remedy=f"name the scene with --data SCENE, or a camera file: --views {camera_file}",
         )
+    if text not in SPLITS:
+        return Views(NAMED, _named(text, cameras), from_run=True)
     indices = {"test": test, "train": train, "all": range(len(cameras))}[text]
     if not indices:
         raise UsageError(
@@ -146,6 +147,48 @@ def select_views(
             remedy="--views train, or --views all",
         )
     return Views(text, [cameras[i] for i in indices], from_run=True)
+
+
+def _named(text: str, cameras: Sequence[Camera]) -> list[Camera]:
+    """Return the cameras of the images that ``text`` names with commas, in its order, each once. Raises UsageError.
+
+    An image may be named without its ending, its folder or both, where that leaves one, and by the path of its file.
+    """
+    if whole := [camera for camera in cameras if camera.name == text]:  # a name may have a comma
+        return whole
+    found = [_camera_of(name.strip(), cameras) for name in text.split(",")]
+    return list({camera.name: camera for camera in found}.values())
+
+
+def _camera_of(name: str, cameras: Sequence[Camera]) -> Camera:
+    written = [(camera, PurePosixPath(camera.name)) for camera in cameras]
+    for matches in (
+        [camera for camera, path in written if str(path) == name],
+        [camera for camera, path in written if str(path.with_suffix("")) == name],
+        [camera for camera, path in written if path.name == name],
+        [camera for camera, path in written if path.stem == name],
+        [camera for camera, path in written if name.endswith(f"/{path}")],
+    ):
+        if len(matches) > 1:
+            listed = ", ".join(camera.name for camera in matches[:_SHOWN]) + (", ..." if len(matches) > _SHOWN else "")
+            raise UsageError(
+                f"{name!r} names {len(matches)} views", where="--views", remedy=f"name one with its folder: {listed}"
+            )
+        if matches:
+            return matches[0]
+    names = [camera.name for camera in cameras]
+    short = {PurePosixPath(one).name: one for one in reversed(names)}
+    words = [*SPLITS, *PATHS]
+    near = difflib.get_close_matches(name, [*words, *names], n=_NEAR)
+    near += [short[one] for one in difflib.get_close_matches(PurePosixPath(name).name, short, n=_NEAR)]
+    listed = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    raise UsageError(
+        f"{name!r} names no views, and no image of one of the {len(cameras)}",
+        where="--views",
+        remedy=f"did you mean {' or '.join(list(dict.fromkeys(near))[:_NEAR])}?"
+        if near
+        else f"{', '.join(words)}, a .json of cameras, or images with commas: {listed}",
+    )
 
 
 def _path(name: str, cameras: list[Camera], options: PathOptions, camera_file: Path) -> Views:

@@ -353,6 +353,14 @@ class TestEval:
         lines = splat("eval", finished_run, "--color-corrected").lines
         assert [line.split()[0] for line in lines] == ["psnr", "ssim", "cc_psnr", "cc_ssim", "num_gaussians"]
 
+    def test_views_are_named_by_their_images(self, splat: Splat, finished_run: Path) -> None:
+        (facts,) = splat("eval", finished_run, "--views", "view_03.png,view_08", "--json").objects
+        assert [view["name"] for view in facts["views"]] == ["view_03.png", "view_08.png"]
+        assert facts["protocol"]["views_of"] == "view_03.png,view_08"
+        refused = splat("eval", finished_run, "--views", "orbit")
+        assert refused.code == 2
+        assert "'orbit' names no views with images" in refused.err
+
     def test_lpips_without_a_package_names_what_to_install(
         self, splat: Splat, finished_run: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

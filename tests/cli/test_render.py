@@ -45,6 +45,24 @@ def fake_ffmpeg(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return program
 
 
+def test_images_choose_views_of_a_run_and_of_a_scene(
+    splat: Splat, finished_run: Path, exported_ply: Path, tiny_scene: Path, tmp_path: Path
+) -> None:
+    words = ("--views", "view_03,images/view_00.png")
+    done = splat("render", finished_run, *words, "-o", tmp_path / "run")
+    assert [Path(line).name for line in done.lines] == ["view_03.png", "view_00.png"], done.err
+    assert "PSNR" in done.err, "they are compared with their photos"
+    every = splat("render", finished_run, "--views", "all", "-q", "-o", tmp_path / "all").lines
+    assert [Path(line).read_bytes() for line in done.lines] == [Path(every[i]).read_bytes() for i in (3, 0)]
+    ply = splat("render", exported_ply, "--data", tiny_scene, *words, "-q", "-o", tmp_path / "ply").lines
+    assert [Path(line).read_bytes() for line in ply] == [Path(line).read_bytes() for line in done.lines]
+    one = splat("render", finished_run, "--views", "view_03.png", "-q", "-o", tmp_path / "one.png")
+    assert one.lines == [str(tmp_path / "one.png")], one.err
+    wrong = splat("render", finished_run, "--views", "view_3.png")
+    assert wrong.code == 2
+    assert "help: did you mean view_03.png or " in wrong.err
+
+
 class TestPaths:
     @pytest.mark.parametrize("path", ["orbit", "interpolate"])
     def test_a_path_begins_as_its_first_camera_sees_it(

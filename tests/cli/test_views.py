@@ -54,9 +54,10 @@ def test_a_model_behind_bare_views_is_the_model(tmp_path: Path) -> None:
     path = tmp_path / "x.ply"
     path.touch()
     assert _complete_views(["--views", str(path)]) == ["--views", "test", str(path)]
-    cameras = tmp_path / "x.json"
-    cameras.touch()
-    assert _complete_views(["--views", str(cameras)]) == ["--views", str(cameras)]
+    for name in ("x.json", "x.JPG", "x.heic"):
+        file = tmp_path / name
+        file.touch()
+        assert _complete_views(["--views", str(file)]) == ["--views", str(file)]
 
 
 def test_names_choose_from_the_run() -> None:
@@ -73,6 +74,42 @@ def test_names_choose_from_the_run() -> None:
 def test_views_that_are_not_there_are_an_error(text: str, cameras: list[Camera], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         select_views(text, cameras, [0] if cameras else [], [])
+
+
+FOLDERS = ("left/0001.jpg", "left/0002.jpg", "right/0001.jpg", "right/0003.png", "a,b.jpg")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("right/0001.jpg", ["right/0001.jpg"]),
+        ("left/0001", ["left/0001.jpg"]),
+        ("0003.png, 0002,left/0002.jpg", ["right/0003.png", "left/0002.jpg"]),
+        ("/data/scene/images/right/0001.jpg", ["right/0001.jpg"]),
+        ("a,b.jpg", ["a,b.jpg"]),
+    ],
+)
+def test_images_choose_views_in_the_order_given(text: str, names: list[str]) -> None:
+    views = select_views(text, [camera(name) for name in FOLDERS], [1, 2, 3], [0])
+    assert [one.name for one in views.cameras] == names
+    assert views.from_run
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0001.jpg", "names 2 views.*name one with its folder: left/0001.jpg, right/0001.jpg"),
+        ("0001", "names 2 views"),
+        ("right/0003.jpg", "names no views.*did you mean right/0003.png or"),
+        ("0002.jpeg", "did you mean left/0002.jpg"),
+        ("left/0002.jpg,tset", "'tset' names no views, and no image of one of the 5.*did you mean test"),
+        ("left/0002.jpg,", "'' names no views"),
+        ("xyz", "images with commas: left/0001.jpg, left/0002.jpg, right/0001.jpg, right/0003.png, a,b.jpg$"),
+    ],
+)
+def test_images_of_no_view_are_an_error_with_near_names(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=f"(?s){message}"):
+        select_views(text, [camera(name) for name in FOLDERS], [1, 2, 3], [0])
 
 
 def test_our_own_cameras_come_back_bit_for_bit(tmp_path: Path) -> None:
