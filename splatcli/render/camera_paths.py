@@ -21,15 +21,12 @@ import scipy
 from numpy.typing import NDArray
 
 from splatcli.errors import UsageError
-from splatcli.scene.camera import mean_direction
+from splatcli.scene.camera import focus_point, mean_direction
 
 Doubles = NDArray[np.float64]
 
 #: Samples that a curve's length is measured by; a chord of 1/4096 turn is shorter than its arc by one part in 10^7.
 _SAMPLES = 4096
-#: Least mean of sin^2 of the angles between the axes and one direction (about 0.6 degrees); below it their nearest
-#: point is dominated by noise.
-_LEAST_SPREAD = 1e-4
 #: Least ratio of an ellipse's half axes; with cameras in a line it would pass through the focus.
 _LEAST_AXIS = 0.1
 #: Percentile of the cameras' distances that an ellipse or spiral spans.
@@ -83,18 +80,6 @@ class Rig:
                 remedy=_FOCUS_REMEDY,
             )
         return self.focus
-
-
-def focus_point(poses: Doubles) -> Doubles | None:
-    """Return [3], the point nearest to all optical axes in least squares; None if the axes are parallel.
-
-    With unit directions d and centres c it solves sum (I - d d^T) (p - c) = 0.
-    """
-    across = np.eye(3) - poses[:, :3, 2, None] * poses[:, None, :3, 2]
-    normal = across.mean(axis=0)
-    if np.linalg.eigvalsh(normal)[0] < _LEAST_SPREAD:
-        return None
-    return np.linalg.solve(normal, np.einsum("nij,nj->i", across, poses[:, :3, 3]) / len(poses))
 
 
 def mean_up(poses: Doubles) -> Doubles:

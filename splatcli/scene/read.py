@@ -312,8 +312,11 @@ def build_scene(
     if data.strict or data.skip_bad_images:
         store = keep_decodable(store, data, notes, problems)
     cameras = [item.camera for item in store.sources]
-    if points is not None and len(points) >= _NEAREST and data.near_share:
-        cameras = _with_near_planes(cameras, points, data.near_share)
+    if data.near_share:
+        if points is not None and len(points) >= _NEAREST:
+            cameras = _with_near_planes(cameras, points, data.near_share)
+        else:
+            cameras = _with_small_near_plane(cameras, data.scene_extent)
     seen = _seen(points, views, cameras)
     if relative and store.has_depths:
         known = None
@@ -366,7 +369,8 @@ def _given_points(path: Path, data: DataConfig, notes: list[str]) -> RawPoints:
 #: The sparse point, counted from the camera, that its near plane goes by: some nearer ones may be stray. Of more points
 #: than these, evenly many are left out.
 _NEAREST, _MOST_POINTS = 5, 200_000
-#: The least near plane, as a share of the median distance.
+#: The least near plane, as a share of the median distance; without points, the near plane of a small scene, as a share
+#: of its extent.
 _LEAST_NEAR = 0.01
 
 
@@ -380,6 +384,14 @@ def _with_near_planes(cameras: list[Camera], points: PointCloud, share: float) -
     planes = np.maximum(share * distances, _LEAST_NEAR * float(np.median(distances)))
     planes[[camera.model == "fisheye" for camera in cameras]] *= math.cos(MAX_ANGLE)
     return [replace(camera, near=near or NEAR) for camera, near in zip(cameras, planes.tolist(), strict=True)]
+
+
+def _with_small_near_plane(cameras: list[Camera], extent: float | None) -> list[Camera]:
+    """Return the cameras with a near plane that leaves a small scene, of which no points are known, in view."""
+    if not cameras:
+        return cameras
+    plane = _LEAST_NEAR * (extent or extent_of(np.stack([camera.center for camera in cameras])))
+    return [replace(camera, near=plane) for camera in cameras] if 0 < plane < NEAR else cameras
 
 
 def _place_notes(sidecar: dict[str, Any] | None) -> list[str]:

@@ -16,6 +16,7 @@ from splatcli.config import HULL, NAMED_STARTS, RANDOM, SFM, Config, resolve
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import SH_C0, SH_REST, Gaussians
 from splatcli.reproducible import log, logit_of
+from splatcli.scene.camera import focus_point
 from splatcli.scene.points import morton_order
 from splatcli.scene.scene import Scene
 from splatcli.train.sky import sky_points
@@ -68,6 +69,9 @@ RANDOM_POINTS, LEAST_RANDOM_POINTS = 100_000, 1_000
 #: Half the edge of the cube of random points: in a Blender scene, and elsewhere in scene extents.
 BLENDER_HALF_EDGE = 1.3
 RANDOM_HALF_EDGE = 3.0
+#: How far the cameras of the usual Blender scenes are from the origin, and the factor from which on one is of another
+#: size: in millimetres, or of a building.
+BLENDER_DISTANCE, OTHER_SIZE = 4.03, 2.0
 
 
 def resolve_init(config: Config, scene: Scene) -> str:
@@ -130,7 +134,8 @@ def gaussians_from_points(xyz: NDArray[np.float32], rgb: NDArray[np.float32], co
 def mean_squared_distance(xyz: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return [P], the mean squared distance to the three nearest other points, at least MIN_SQUARED_DISTANCE.
 
-    With fewer than four points, to all others; a single point has MIN_SQUARED_DISTANCE.
+    With fewer than four points, to all others; a single point has MIN_SQUARED_DISTANCE. The least is less for points
+    whose median distance from their middle is below 1, in proportion: scenes may be in any unit.
     """
     neighbours = min(3, len(xyz) - 1)
     if neighbours < 1:
@@ -140,7 +145,8 @@ def mean_squared_distance(xyz: NDArray[np.float32]) -> NDArray[np.float64]:
     distances, _ = scipy.spatial.cKDTree(points).query(points, k=neighbours + 1, workers=-1)
     mean = np.empty(len(xyz))
     mean[order] = (distances[:, 1:] ** 2).mean(axis=1)
-    return np.maximum(mean, MIN_SQUARED_DISTANCE)
+    spread = float(np.median(np.linalg.norm(points - np.median(points, axis=0), axis=1)))
+    return np.maximum(mean, MIN_SQUARED_DISTANCE * (min(1.0, spread) ** 2 or 1.0))
 
 
 def distinct_rows(xyz: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -232,19 +238,35 @@ def _with_sky(
     return np.concatenate([xyz, sky]), np.concatenate([rgb, colours])
 
 
+def _cube_to_fill(scene: Scene) -> tuple[NDArray[np.float64], float]:
+    """Return centre [3] and half the edge of the cube of random points: Blender's usual one, or around the cameras.
+
+    A Blender scene of another size has the usual cube in proportion, where the cameras look.
+    """
+    cameras = [scene.cameras[i] for i in scene.train]
+    centers = np.stack([camera.center for camera in cameras])
+    if scene.kind == "blender":
+        distance = float(np.median(np.linalg.norm(centers, axis=1)))
+        if not scene.offset.any() and 1.0 / OTHER_SIZE <= distance / BLENDER_DISTANCE <= OTHER_SIZE:
+            return np.zeros(3), BLENDER_HALF_EDGE
+        focus = focus_point(np.linalg.inv(np.stack([camera.viewmat for camera in cameras])))
+        if focus is not None and np.mean([camera.pixels_of(focus[None])[2].item() for camera in cameras]) >= 0.5:
+            distance = float(np.median(np.linalg.norm(centers - focus, axis=1)))
+            half = float(f"{BLENDER_HALF_EDGE / BLENDER_DISTANCE * distance:.4g}")
+            # Rounded: every process of a run starts from the same points.
+            return np.round(focus / half, 3) * half, half
+    return np.mean(centers, axis=0), RANDOM_HALF_EDGE * scene.extent
+
+
 def _new_points(
     config: Config, scene: Scene, generator: torch.Generator, notes: list[str]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return points for a scene that has none, or whose own are not used, and their colours.
 
     They are on the visual hull if the images have transparency, unless ``init`` is "random"; otherwise at random in
-    Blender's usual cube, or around the cameras.
+    a cube.
     """
-    if scene.kind == "blender" and not scene.offset.any():
-        center, half = np.zeros(3), BLENDER_HALF_EDGE
-    else:
-        center = np.mean([scene.cameras[i].center for i in scene.train], axis=0)
-        half = RANDOM_HALF_EDGE * scene.extent
+    center, half = _cube_to_fill(scene)
     count = _new_point_count(config, scene)
     if config.model.init != RANDOM and shows_silhouettes(scene):
         hull = hull_points(scene, center, half, count, generator)

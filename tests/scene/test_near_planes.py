@@ -77,6 +77,13 @@ def test_too_few_points_tell_nothing(tmp_path: Path, count: int) -> None:
     assert planes(scene_of(tmp_path, BALL[:count])) == [NEAR] * made.COUNT
 
 
+@pytest.mark.parametrize("count", [0, 4])
+def test_without_points_the_near_plane_of_a_small_scene_follows_its_extent(tmp_path: Path, count: int) -> None:
+    small = {"scene_extent": 0.02}
+    np.testing.assert_allclose(planes(scene_of(tmp_path / "a", BALL[:count], **small)), 0.0002)
+    assert planes(scene_of(tmp_path / "b", BALL[:count], near_share=0.0, **small)) == [NEAR] * made.COUNT
+
+
 def test_a_camera_among_points_keeps_a_near_plane_above_zero(tmp_path: Path) -> None:
     center = -made.w2c(0)[:3, :3].T @ made.w2c(0)[:3, 3]
     points = np.concatenate([BALL, np.tile(center, (5, 1))])

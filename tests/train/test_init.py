@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from splatcli.errors import SceneError, UsageError
 from splatcli.scene.points import PointCloud, morton_order
 from splatcli.scene.scene import Scene
 from splatcli.train.init import (
+    BLENDER_DISTANCE,
     START_SHARE,
     auto_cap,
     distinct_rows,
@@ -77,7 +80,16 @@ def test_neighbour_distances_equal_brute_force(n: int) -> None:
 
 def test_neighbour_distances_have_a_floor() -> None:
     assert mean_squared_distance(np.zeros((1, 3), np.float32)).tolist() == [1e-7]
-    assert mean_squared_distance(cloud(5) * np.float32(1e-6)).tolist() == [1e-7] * 5
+    assert mean_squared_distance(np.ones((5, 3), np.float32)).tolist() == [1e-7] * 5
+    near = np.concatenate([cloud(5) * np.float32(1e-6), 5.0 * cloud(20)])
+    assert mean_squared_distance(near)[:5].tolist() == [1e-7] * 5
+
+
+@pytest.mark.parametrize("scale", [2.0**-10, 2.0**-30])
+def test_distances_of_points_in_small_units_are_theirs(scale: float) -> None:
+    points = np.concatenate([cloud(200), cloud(5) * np.float32(1e-5)])
+    large = mean_squared_distance(points)
+    np.testing.assert_allclose(mean_squared_distance(points * np.float32(scale)), large * scale**2, rtol=1e-6)
 
 
 def test_points_become_round_gaussians_of_their_neighbours_size_and_colour() -> None:
@@ -145,6 +157,25 @@ def test_random_points_of_a_blender_scene_fill_its_usual_cube() -> None:
     means = initial_gaussians(settings, made_scene(kind="blender"), generator())[0].means
     assert len(means) == 100_000
     assert 1.29 < float(means.abs().max()) <= 1.3
+
+
+@pytest.mark.parametrize("scale", [1e-3, 10.0])
+@pytest.mark.parametrize("away", [0.0, 20.0])
+def test_random_points_of_a_blender_scene_of_another_size_fill_that_cube_in_proportion(
+    scale: float, away: float
+) -> None:
+    """Where the cameras look, though that is not the origin."""
+    scene = made_scene(kind="blender")
+    turned = []
+    for camera in scene.cameras:
+        viewmat = camera.viewmat.copy()
+        viewmat[:3, 3] *= scale * BLENDER_DISTANCE / np.linalg.norm(camera.center)
+        viewmat[:3, 3] -= viewmat[:3, :3] @ np.full(3, away * scale)
+        turned.append(replace(camera, viewmat=viewmat))
+    means = initial_gaussians(config(model={"init": "random"}), replace(scene, cameras=turned), generator())[0].means
+    off = (means.double() / scale - away).abs().amax(dim=0)
+    assert float(off.min()) > 1.28
+    assert float(off.max()) < 1.32
 
 
 @pytest.mark.parametrize(
