@@ -228,7 +228,7 @@ def _views(
                 where=owner.path,
                 remedy="name another model, or the scene: splat compare MODEL scene/",
             )
-        around = views_from_outside(owner.gaussians.means, PLY_UP, frames)
+        around = views_from_outside(owner.gaussians, PLY_UP, frames)
         return Views("outside", around, from_run=False), None
     views = args.views or "test"
     if args.frames is not None and views not in PATHS:

@@ -202,7 +202,7 @@ def _cameras(loaded: Model, args: MeshArguments, out: Output) -> list[Camera]:
             f"note: the model has no cameras, {_VIEWS} around it are used; "
             f"--views {camera_file_beside(loaded.path) or CAMERA_FILE} or --data SCENE has better ones"
         )
-        return views_from_all_sides(loaded.gaussians.means, _VIEWS)
+        return views_from_all_sides(loaded.gaussians, _VIEWS)
     chosen, _ = views_of(loaded, args.views or "train", args.data, None, PathOptions())
     return chosen.cameras
 

@@ -31,7 +31,7 @@ def draw(model: EditedModel) -> NDArray[np.uint8]:
     left, cameras, antialiased = model.gaussians, model.cameras, model.metadata.antialiased
     dropped = merged(model.dropped) if model.dropped else left.map(lambda tensor: tensor[:0])
     up = up_of_cameras(cameras) if model.up is None and cameras else model.up
-    (outside,) = views_from_outside(torch.cat([left.means, dropped.means]), PLY_UP if up is None else up)
+    (outside,) = views_from_outside(merged([left, dropped]), PLY_UP if up is None else up)
     if not cameras:
         return _view(left, dropped, outside, antialiased)
     chosen = cameras[:: max(1, -(-len(cameras) // _COMPARED))]

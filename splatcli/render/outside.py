@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
+from splatcli.gaussians import Gaussians
 from splatcli.render.camera_paths import look_at
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import NEAR, Camera
 
 #: Up in a PLY of which nothing is known.
 PLY_UP = np.array([0.0, -1.0, 0.0])
@@ -19,12 +19,16 @@ _FIELD, _ABOVE = 45.0, 30.0
 _SIDE, _SIDE_OF_ALL = 960, 512
 #: Share of the means that a view shows: stray Gaussians lie far out.
 _WITHIN, _WITHIN_ALL = 0.9, 0.95
+#: The near plane of a small model, as a share of the distance to its middle.
+_NEAR = 0.003
+#: Standard deviations that a Gaussian fills, and logarithms between which its size counts.
+_SIGMAS, _LOG_SIZES = 3.0, (-30.0, 30.0)
 #: The golden angle, by which points of a Fibonacci sphere turn.
 _GOLDEN = math.pi * (3 - 5**0.5)
 
 
-def views_from_outside(means: Tensor, up: NDArray[np.float64], count: int = 1) -> list[Camera]:
-    """Return ``count`` square cameras on a circle around means [N, 3], a little above them, evenly spaced.
+def views_from_outside(gaussians: Gaussians, up: NDArray[np.float64], count: int = 1) -> list[Camera]:
+    """Return ``count`` square cameras on a circle around the Gaussians, a little above them, evenly spaced.
 
     up: [3] unit. The circle is about the median of the means.
     """
@@ -34,31 +38,35 @@ def views_from_outside(means: Tensor, up: NDArray[np.float64], count: int = 1) -
     turns = 2 * math.pi * np.arange(count)[:, None] / count
     level = np.cos(turns) * x + np.sin(turns) * np.cross(up, x)
     tilt = math.radians(_ABOVE)
-    return _looking_in(means, math.cos(tilt) * level + math.sin(tilt) * up, up, _WITHIN, _SIDE, "outside")
+    return _looking_in(gaussians, math.cos(tilt) * level + math.sin(tilt) * up, up, _WITHIN, _SIDE, "outside")
 
 
-def views_from_all_sides(means: Tensor, count: int) -> list[Camera]:
-    """Return ``count`` square cameras evenly on a sphere around means [N, 3], about their median."""
+def views_from_all_sides(gaussians: Gaussians, count: int) -> list[Camera]:
+    """Return ``count`` square cameras evenly on a sphere around the Gaussians, about the median of their means."""
     height = 1 - (2 * np.arange(count) + 1) / count
     level, angle = np.sqrt(1 - height**2), _GOLDEN * np.arange(count)
     directions = np.stack([level * np.cos(angle), height, level * np.sin(angle)], axis=1)
-    return _looking_in(means, directions, PLY_UP, _WITHIN_ALL, _SIDE_OF_ALL, "shell")
+    return _looking_in(gaussians, directions, PLY_UP, _WITHIN_ALL, _SIDE_OF_ALL, "shell")
 
 
 def _looking_in(
-    means: Tensor, directions: NDArray[np.float64], up: NDArray[np.float64], within: float, side: int, name: str
+    gaussians: Gaussians, directions: NDArray[np.float64], up: NDArray[np.float64], within: float, side: int, name: str
 ) -> list[Camera]:
     """Return a camera in each of the directions [F, 3], unit, that shows the share ``within`` of the means."""
-    means = means.double()
+    means = gaussians.means.double()
     middle = means.median(dim=0).values
     distances = (means - middle).norm(dim=1)
     # torch.quantile() refuses more than 16 million values.
-    radius = max(float(distances.kthvalue(max(1, math.ceil(within * len(distances)))).values), 1e-6)
+    spread = float(distances.kthvalue(max(1, math.ceil(within * len(distances)))).values)
+    # One Gaussian, or several in one place, has its own size only.
+    size = float(gaussians.log_scales.double().amax(dim=1).median().clamp(*_LOG_SIZES).exp())
+    radius = max(spread, _SIGMAS * size)
     half = math.radians(_FIELD) / 2
     center = middle.cpu().numpy()
-    poses = look_at(center + 1.1 * radius / math.sin(half) * directions, center, up)
-    focal = 0.5 * side / math.tan(half)
+    distance = 1.1 * radius / math.sin(half)
+    poses = look_at(center + distance * directions, center, up)
+    focal, near = 0.5 * side / math.tan(half), min(NEAR, _NEAR * distance)
     return [
-        Camera(f"{name}_{index:02d}", side, side, focal, focal, side / 2, side / 2, np.linalg.inv(pose))
+        Camera(f"{name}_{index:02d}", side, side, focal, focal, side / 2, side / 2, np.linalg.inv(pose), near)
         for index, pose in enumerate(poses)
     ]

@@ -54,7 +54,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def seen(model: Path) -> tuple[str, ...]:
     """Flags for few voxels and half of the cameras of the shell."""
     path = model.with_name("few.json")
-    path.write_text(cameras_json(views_from_all_sides(ball().means, 64)[::2], (0.0, 0.0, 0.0)))
+    path.write_text(cameras_json(views_from_all_sides(ball(), 64)[::2], (0.0, 0.0, 0.0)))
     return (*QUICK, "--views", str(path))
 
 
@@ -198,9 +198,7 @@ def test_small_parts_are_dropped(
     words: tuple[str, ...], kept: int | None, farthest: float, splat: Splat, two_balls: Path, tmp_path: Path
 ) -> None:
     shown = ("--resolution", "96", "--views", tmp_path / "views.json")
-    (tmp_path / "views.json").write_text(
-        cameras_json(views_from_all_sides(read_ply(two_balls).means, 22), (0.0, 0.0, 0.0))
-    )
+    (tmp_path / "views.json").write_text(cameras_json(views_from_all_sides(read_ply(two_balls), 22), (0.0, 0.0, 0.0)))
     done = splat("mesh", two_balls, "-o", tmp_path / "x.ply", *shown, *words, "--json")
     assert done.code == 0, done.err
     facts = done.objects[-1]
@@ -359,7 +357,7 @@ def test_a_view_that_sees_none_of_the_region_changes_nothing(
     splat: Splat, model: Path, seen: tuple[str, ...], tmp_path: Path
 ) -> None:
     """As of a crop to a small part of a scene."""
-    cameras = views_from_all_sides(ball().means, 64)[::2]
+    cameras = views_from_all_sides(ball(), 64)[::2]
     turned = cameras[0].viewmat.copy()
     turned[[0, 2]] *= -1  # half a turn about its y axis
     away = tmp_path / "away.json"

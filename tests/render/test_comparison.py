@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from splatcli.gaussians import Gaussians
+from splatcli.rasterizer.rendering import render
 from splatcli.render.comparison import FIGURES, ViewFigures, ViewImages, choose, mean_figures, own_cameras, score
 from splatcli.render.comparison_page import PageView, comparison_page
-from splatcli.render.outside import PLY_UP, views_from_outside
+from splatcli.render.outside import PLY_UP, views_from_all_sides, views_from_outside
 from splatcli.scene.camera import Camera
 from tests.browser import look_at
+from tests.native.cases import NEEDS_COMPILER
 
 SIZE = (80, 60)
 
@@ -83,9 +87,23 @@ def test_a_view_has_the_camera_of_the_other_run_or_is_moved_by_the_offset() -> N
     np.testing.assert_allclose(camera_of(camera("other", (1.0, 1.0, 1.0))).center, [3.0, 4.0, 0.0])
 
 
+def cloud(count: int, spread: float, size: float) -> Gaussians:
+    """Round Gaussians of standard deviation ``size`` around (9, 0, 0) times ``spread``."""
+    means = torch.randn(count, 3, generator=torch.Generator().manual_seed(0)) + torch.tensor([9.0, 0.0, 0.0])
+    return Gaussians(
+        means=spread * means,
+        quats=torch.tensor([1.0, 0.0, 0.0, 0.0]).repeat(count, 1),
+        log_scales=torch.full((count, 3), math.log(size)),
+        logit_opacities=torch.full((count,), 4.0),
+        sh0=torch.ones(count, 3),
+        shN=torch.zeros(count, 0, 3),
+    )
+
+
 def test_cameras_from_outside_see_the_model_from_all_sides() -> None:
-    means = torch.randn(500, 3, generator=torch.Generator().manual_seed(0)) + torch.tensor([9.0, 0.0, 0.0])
-    cameras = views_from_outside(means, PLY_UP, 4)
+    model = cloud(500, 1.0, 0.01)
+    means = model.means
+    cameras = views_from_outside(model, PLY_UP, 4)
     centers = np.array([one.center for one in cameras])
     np.testing.assert_allclose(centers.mean(axis=0)[[0, 2]], means.median(dim=0).values.numpy()[[0, 2]], atol=1e-5)
     assert len({tuple(np.round(center, 3)) for center in centers}) == 4
@@ -95,6 +113,19 @@ def test_cameras_from_outside_see_the_model_from_all_sides() -> None:
         inside = ((across > 0) & (across < [one.width, one.height])).all(axis=1) & (seen[:, 2] > 0)
         assert inside.mean() > 0.85
         assert one.viewmat[1, 1] > 0.5, "up in the image is -y"
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    ("count", "spread", "size"),
+    [(300, 1.0, 0.1), (300, 1e-3, 1e-4), (300, 1e-7, 1e-8), (1, 1.0, 0.2), (1, 1.0, 1e-5), (1, 0.0, 50.0)],
+)
+def test_models_of_every_size_fill_views_from_outside(count: int, spread: float, size: float) -> None:
+    """Also one Gaussian alone, which has no extent but its own."""
+    model = cloud(count, spread, size)
+    for camera in (*views_from_outside(model, PLY_UP, 2), *views_from_all_sides(model, 2)):
+        alpha = render(model, camera.resized(60, 60)).alpha
+        assert 0.02 < float((alpha > 0.5).float().mean()) < 0.9
 
 
 def page(name: str = "v", title: str = "title", remark: str = "remark") -> bytes:
