@@ -57,8 +57,8 @@ def view_of(
     z_range: camera z, world units, between which a mean has to lie for its Gaussian to be seen; by default from the
         camera's near plane on.
     Raises ValueError for an image without pixels, for focal lengths that are not positive, for numbers of the camera
-    that are not finite, for a ``z_range`` that is no pair, and for a near plane below 0 of another model than the
-    pinhole; TypeError for sizes that are no integers.
+    that are not finite, for a pose whose last row is not 0 0 0 1, for a ``z_range`` that is no pair, and for a near
+    plane below 0 of another model than the pinhole; TypeError for sizes that are no integers.
     """
     width, height = (_pixels(name, size) for name, size in (("width", camera.width), ("height", camera.height)))
     if z_range is not None and (not isinstance(z_range, Sequence) or len(z_range) != 2):
@@ -74,6 +74,11 @@ def view_of(
     if viewmat is None and not np.isfinite(camera.viewmat).all():
         raise ValueError("the camera's viewmat has numbers that are not finite")
     pose = camera.viewmat if viewmat is None else viewmat.detach().cpu().double().numpy()
+    if np.abs(pose[3] - _LAST_ROW).max() > _ROUNDING:  # not where it is NaN: a pose that is trained may diverge
+        raise ValueError(
+            f"the last row of the camera's viewmat is {pose[3].tolist()}, not [0, 0, 0, 1]; is the matrix transposed, "
+            "as INRIA's world_view_transform is?"
+        )
     return abi.View(
         width=width,
         height=height,
@@ -91,6 +96,10 @@ def view_of(
         z_far=far,
         camera_model=abi.CAMERA_MODELS[camera.model],
     )
+
+
+#: The last row of a matrix that moves points rigidly, and how far rounding takes it away, half precision included.
+_LAST_ROW, _ROUNDING = np.array([0.0, 0.0, 0.0, 1.0]), 1e-3
 
 
 def _check_numbers(camera: Camera) -> None:

@@ -175,6 +175,10 @@ def rasterization(
             raise TypeError(f"{name} is a {type(given).__name__}, not a torch.Tensor")
         if given.is_meta:
             raise TypeError(f"{name} is on meta, where tensors have no numbers")
+        if given.layout is not torch.strided:
+            raise TypeError(f"{name} is a sparse tensor; {name}.to_dense() is a dense one")
+        if given.is_complex():
+            raise TypeError(f"{name} is {given.dtype}, not a real number")
     _check_kinds(arguments)
     group = group or world
     if group is not None and not distributed:
@@ -674,9 +678,11 @@ def _check(
     else:
         if not 0 <= sh_degree < len(SH_REST):
             raise ValueError(f"sh_degree is {sh_degree}, not 0 to {len(SH_REST) - 1}")
-        terms = colors.shape[-2]
-        if terms < 1 + SH_REST[sh_degree]:
-            raise ValueError(f"colors has {terms} coefficients, degree {sh_degree} needs {1 + SH_REST[sh_degree]}")
+        needed = 1 + SH_REST[sh_degree]
+        # More coefficients than the degree has are fine; colours without the dimension of coefficients are not.
+        terms = colors.shape[-2] if colors.dim() >= len(batch) + 3 else needed
+        if terms < needed:
+            raise ValueError(f"colors has {terms} coefficients, degree {sh_degree} needs {needed}")
         tails = ((n, terms, 3), (cameras, n, terms, 3))
     expected: dict[str, tuple[Tensor, tuple[tuple[int, ...], ...]]] = {
         "means": (means, ((n, 3),)),

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import inspect
 import itertools
+import re
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -245,6 +246,25 @@ def test_a_shape_that_does_not_fit_is_named(scene: tuple[Gaussians, Camera], nam
         rasterization(**arguments, sh_degree=2)
 
 
+def test_colours_in_place_of_coefficients_are_named_with_the_shape_that_fits(scene: tuple[Gaussians, Camera]) -> None:
+    arguments: dict[str, Any] = {**activated(scene[0]), **seen_by(scene[1])}
+    n = len(scene[0])
+    with pytest.raises(ValueError, match=re.escape(f"colors has shape {(n, 3)}, not {(n, 16, 3)} or")):
+        rasterization(**{**arguments, "colors": torch.rand(n, 3), "sh_degree": 3})
+
+
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_a_transposed_pose_is_refused(scene: tuple[Gaussians, Camera], with_gradient: bool) -> None:
+    """INRIA's world_view_transform is one; the image would be empty or wrong."""
+    arguments: dict[str, Any] = {**activated(scene[0]), **seen_by(scene[1])}
+    turned = arguments["viewmats"].detach().clone()
+    turned[..., :3, 3] = torch.tensor([0.1, 0.2, 3.0])
+    rasterization(**{**arguments, "viewmats": turned.half().float()}, sh_degree=2)
+    for wrong in (turned.mT.clone(), 2.0 * turned, torch.zeros_like(turned)):
+        with pytest.raises(ValueError, match=r"last row of the camera's viewmat is .*, not \[0, 0, 0, 1\]"):
+            rasterization(**{**arguments, "viewmats": wrong.requires_grad_(with_gradient)}, sh_degree=2)
+
+
 def test_what_is_no_number_is_named(scene: tuple[Gaussians, Camera]) -> None:
     arguments: dict[str, Any] = {**activated(scene[0]), **seen_by(scene[1])}
     wrong = {"width": "64", "height": 64.5, "sh_degree": "3", "near_plane": None, "far_plane": "9"}
@@ -265,7 +285,9 @@ def test_what_is_no_tensor_with_numbers_is_named(scene: tuple[Gaussians, Camera]
     arguments: dict[str, Any] = {**activated(scene[0]), **seen_by(scene[1])}
     for name in ("means", "quats", "scales", "opacities", "colors", "viewmats", "Ks"):
         tensor = arguments[name].detach()
-        for other, message in ((tensor.numpy(), "is a ndarray"), (tensor.to("meta"), "is on meta")):
+        others = [(tensor.numpy(), "is a ndarray"), (tensor.to("meta"), "is on meta")]
+        others += [(tensor.to_sparse(), "is a sparse tensor"), (tensor.to(torch.complex64), "is torch.complex64")]
+        for other, message in others:
             with pytest.raises(TypeError, match=f"{name} {message}"):
                 rasterization(**{**arguments, name: other})
     with pytest.raises(ValueError, match=r"viewmats has shape \(4, 4\), not \(\.\.\., C, 4, 4\)"):
