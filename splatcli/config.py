@@ -20,7 +20,7 @@ import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -88,12 +88,24 @@ class Flag:
         self.panel = panel
 
 
+def _takes_text(kinds: Iterable[Any]) -> bool:
+    """Return whether one of the types of a setting is str, also with bounds."""
+    return any(str in (kind, get_origin(kind), *get_args(kind)[:1]) for kind in kinds)
+
+
 class Section(BaseModel):
     """Settings of one subject; ``panel`` is the heading that their flags have in the help."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     panel: ClassVar[str] = "Quality"
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _may_be_none(cls, value: object, info: ValidationInfo) -> object:
+        """Take "none" for None where no text is expected: neither TOML nor a shell can say None."""
+        kinds = get_args(cls.model_fields[info.field_name or ""].annotation)
+        return None if value == "none" and type(None) in kinds and not _takes_text(kinds) else value
 
     @field_validator("*", mode="before")
     @classmethod
@@ -265,7 +277,8 @@ class DataConfig(Section):
         0.2,
         ge=0,
         le=0.7,
-        description="Near plane of a camera, as a share of its distance to the nearest sparse point; 0: 0.01 units.",
+        description="Near plane of a camera, as a share of its distance to the nearest sparse point; without points at "
+        "0.01 units, or at a hundredth of a smaller scene's extent; 0: 0.01 units.",
     )
     scene_extent: Annotated[float | None, Flag("--scene-extent", metavar="SIZE", default="from the cameras")] = Field(
         None, gt=0, description="Size of the scene in its own units; it scales learning rates and thresholds."

@@ -55,3 +55,16 @@ def test_what_is_no_value_of_a_setting_is_refused(assignment: str, said: str) ->
         build_config(assignments=[assignment])
     assert said in str(caught.value)
     assert build_config(assignments=["train.antialiased=true"]).train.antialiased
+
+
+def test_none_is_a_value_where_a_number_may_be_missing(tmp_path: Path) -> None:
+    """TOML has no null, and a preset in a file may hold what an assignment takes back."""
+    file = tmp_path / "a.toml"
+    file.write_text('[train]\ndropout = 0.1\n[strategy]\ncap_max = "none"\ngrow_grad2d = "none"\n')
+    taken = build_config(file=file, assignments=["train.dropout=none", "memory.cap=none", "data.depth_type=none"])
+    assert taken.train.dropout is taken.memory.cap is taken.strategy.grow_grad2d is taken.data.depth_type is None
+    assert build_config(file=file).train.dropout == 0.1
+    named = build_config(assignments=["data.masks=none", "data.images=none", "data.format=none"]).data
+    assert (named.masks, named.images, named.format) == ("none",) * 3, "names of folders, and of no masks"
+    with pytest.raises(UsageError, match=r"optim\.sh0_lr = 'none'"):
+        build_config(assignments=["optim.sh0_lr=none"])

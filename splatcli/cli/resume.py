@@ -61,9 +61,9 @@ class ResumeArguments:
     page: options.ViewerOptions = field(default_factory=options.ViewerOptions)
 
     def all_assignments(self) -> list[str]:
-        """Return what --set and the flags of settings change, as key=value; flags come last."""
+        """Return what the flags of settings and --set change, as key=value; --set comes last, and decides."""
         flags = {key: str(value).lower() if isinstance(value, bool) else value for key, value in self.settings.items()}
-        return [*(self.assignments or []), *(f"{key}={value}" for key, value in flags.items())]
+        return [*(f"{key}={value}" for key, value in flags.items()), *(self.assignments or [])]
 
 
 def resume(args: ResumeArguments) -> int:

@@ -163,6 +163,9 @@ _FIXED = ("model.", "data.", "train.seed", "train.filter_3d", "strategy.name")
 #: Settings that a new run decides where they have this value, see planned_config().
 _UNDECIDED = {"strategy.cap_max": "auto", "memory.cap": None, "train.dropout": None, "data.depth_type": None}
 
+#: Settings that a run decides by its scene where they are None; a resumed one has decided.
+_DECIDED = ("train.dropout", "optim.means_size_power")
+
 #: Settings with which shN catches up on missed steps (AdamState).
 _FLUSH_SETTINGS = {"optim.shN_lr", "optim.beta1", "optim.beta2", "optim.eps"}
 
@@ -189,6 +192,7 @@ def changed_config(
         key: value
         for key, value in (read_settings(file=file) | requested).items()
         if key != "data.scene"  # the flag --data says where the scene is
+        and not (key in _DECIDED and value in (None, "none"))
     }
     config = with_settings(stored, given)
     after = flat_settings(config)
@@ -431,6 +435,8 @@ def resumed_state(
     if lengthened:
         check_iterations(config, state.step)
     apply_config(state, config)
+    # The next command finds the scene where it is now.
+    state.dataset = dataclasses.replace(state.dataset, root=str(scene.root))
     if "photos" in allowed:
         state.dataset = dataclasses.replace(state.dataset, fingerprint=scene.fingerprint())
     # The stored cameras are bit-identical to those trained on; the scene's may be rounded differently.

@@ -184,6 +184,12 @@ class TestResume:
         assert done.code == 0
         assert "Gaussians, more than the cap of 10: it adds none" in done.err
 
+    def test_an_assignment_decides_before_the_flag(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        """As in train."""
+        shutil.copytree(finished_run, tmp_path / "copy")
+        done = splat("resume", tmp_path / "copy", "-n", 42, "--set", "train.iterations=41", "-q")
+        assert done.lines == [str(tmp_path / "copy" / "ckpts" / "ckpt_000041.pt")]
+
     def test_a_checkpoint_alone_starts_a_run_of_its_own(
         self, splat: Splat, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -203,6 +209,9 @@ class TestResume:
             assert "--data DIR" in gone.err
         done = splat("resume", tmp_path / "run", "--data", scene, "-q")
         assert done.code == 0, done.err
+        for words in (("resume", "-n", 7), ("eval",)):
+            again = splat(words[0], tmp_path / "run", *words[1:], "-q")
+            assert again.code == 0, f"its new place is known: {again.err}"
 
     def test_a_scene_that_changed_is_refused(self, splat: Splat, tmp_path: Path) -> None:
         scene = write_scene(tmp_path / "scene")

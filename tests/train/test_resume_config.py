@@ -38,6 +38,21 @@ def test_an_override_is_applied_and_reported() -> None:
     assert any("train.iterations was 20, is 30; the schedule stays" in note for note in notes)
 
 
+@pytest.mark.parametrize("key", ["train.dropout", "optim.means_size_power"])
+@pytest.mark.parametrize("by", ["text", "value"])
+def test_none_leaves_what_the_run_decided(key: str, by: str) -> None:
+    stored = with_settings(short_config(20), {key: 0.25})
+    asked = {"assignments": [f"{key}=none"]} if by == "text" else {"values": {key: None}}
+    assert changed_config(stored, **asked) == (stored, [])  # type: ignore[arg-type]
+
+
+def test_none_takes_a_memory_cap_away() -> None:
+    stored = with_settings(short_config(20), {"memory.cap": 100})
+    config, notes = changed_config(stored, assignments=["memory.cap=none"])
+    assert config.memory.cap is None
+    assert notes == ["changed: memory.cap was 100, is none"]
+
+
 def test_the_file_that_the_run_was_made_with_is_no_change(tmp_path: Path) -> None:
     stored = with_settings(Config(), {"optim.sh0_lr": 0.01, "data.scene": "/somewhere"})
     file = toml(tmp_path, '[optim]\nsh0_lr = 0.01\n[data]\nscene = "/elsewhere"\n')
