@@ -477,7 +477,7 @@ class Trainer:
             config = build_config({**values, "model.init": start}, preset=preset, by_flags=False)
         self._prepare(config, device, callbacks, loss, strategy)
         # Absolute: the program may change its folder before and during the run.
-        named = _path(output, "output") if output is not None else free_folder(self.scene.root.name)
+        named = _path(output, "output") if output is not None else free_folder(self.scene.root)
         self.output = named.absolute()
         self._named = output is not None
         self._overwrite = overwrite
@@ -695,7 +695,7 @@ class Trainer:
             return RunDir.open(self.output)
         if self._named:
             return RunDir.create(self.output, overwrite=self._overwrite)
-        places = itertools.chain([self.output], iter(lambda: free_folder(self.scene.root.name).absolute(), None))
+        places = itertools.chain([self.output], iter(lambda: free_folder(self.scene.root).absolute(), None))
         folder = RunDir.create_free(lambda: next(places))
         self.output = folder.path
         return folder
@@ -832,6 +832,8 @@ def _path(value: str | Path, where: str) -> Path:
     """Return the path, with the home folder that ``~`` names: no shell has done that."""
     if not isinstance(value, str | os.PathLike):
         raise _wrong(value, "the path", where, "a string or a pathlib.Path")
+    if value == "":
+        raise UsageError("the path is empty", where=where, remedy="perhaps a variable is not set; '.' is this folder")
     return Path(os.path.expanduser(value))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from splatcli.errors import OutputError, os_errors
@@ -10,9 +11,14 @@ from splatcli.errors import OutputError, os_errors
 OUTPUT = Path("output")
 
 
-def free_folder(scene: str) -> Path:
+def scene_name(scene: Path) -> str:
+    """Return the name of a scene's folder as it was given, also of a link; of a file that without its ending."""
+    return scene.stem if scene.is_file() else os.path.basename(os.path.abspath(scene))
+
+
+def free_folder(scene: Path) -> Path:
     """Return output/<scene>, with the first free number appended if that folder exists. Raises OutputError."""
-    path = OUTPUT / (scene or "scene")
+    path = OUTPUT / (scene_name(scene) or "scene")
     candidate, number = path, 2
     with os_errors(OutputError, OUTPUT):
         while candidate.exists():

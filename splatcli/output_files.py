@@ -51,7 +51,9 @@ def check_place(path: Path) -> None:
         place = folder
     fault = errno.ENOTDIR if not folder.is_dir() else 0 if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES
     if fault:
-        raise OutputError(f"cannot write here: {os.strerror(fault)}", where=path, remedy="choose another place with -o")
+        raise OutputError(
+            f"cannot write here: {os.strerror(fault)}", where=path, remedy="name a place where files can be written"
+        )
 
 
 def image_paths(names: Iterable[str], folder: Path, suffix: str = ".png") -> list[Path]:

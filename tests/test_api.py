@@ -977,6 +977,7 @@ def test_what_the_engine_cannot_take_is_a_usage_error(trained: Path, ball: Path,
         "'x' is no opacity": lambda: model.export("x.ply", min_opacity="x"),  # type: ignore[arg-type]
         "'meta' is no device": lambda: model.to(torch.device("meta")),
         "'0' is no device": lambda: splatcli.Model.load(trained, device=0),  # type: ignore[arg-type]
+        "Scene.open.*the path is empty": lambda: splatcli.Scene.open(""),
         "Scene.open.*the path cannot be None": lambda: splatcli.Scene.open(None),  # type: ignore[arg-type]
         "scene: the path cannot be a Model": lambda: splatcli.Trainer(model),  # type: ignore[arg-type]
         "the path cannot be 3": lambda: splatcli.Trainer(ball, output=3),  # type: ignore[arg-type]

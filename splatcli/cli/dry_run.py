@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from splatcli.cli.console import Output, format_time
+from splatcli.output import scene_name
 
 if TYPE_CHECKING:
     from splatcli.cli.run_training import NewRun
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def show_sfm(images: Path, place: Path, out: Output) -> None:
     """Print what training on images without cameras begins with; the rest is known when it is done."""
-    name = images.stem if images.is_file() else images.resolve().name
+    name = scene_name(images)
     lines = [
         f"reads  {images}: images or a video without cameras",
         f"makes  {place.parent / f'{name}-sfm'}: their cameras, by splat sfm; used again where they are there already",

@@ -246,11 +246,12 @@ def _scene_facts(path: Path, settings: dict[str, Any], plot: Path | None) -> dic
 
     scene = read_scene(path, build_config(settings).data)
     if plot is not None:
+        from splatcli.output import scene_name
         from splatcli.output_files import write_bytes
         from splatcli.render.camera_map import draw_camera_map
         from splatcli.render.images import png_bytes
 
-        write_bytes(plot, png_bytes(draw_camera_map(scene, f"{path.resolve().name}: {len(scene.cameras)} views")))
+        write_bytes(plot, png_bytes(draw_camera_map(scene, f"{scene_name(path)}: {len(scene.cameras)} views")))
     share = (masked_share(scene.images) or (None,))[0]
     return {
         "kind": "scene",

@@ -405,8 +405,7 @@ def _slow_section(group: ProcessGroup | None, doing: str) -> AbstractContextMana
 def default_folder(scene: Path) -> Path:
     """Return output/<scene>, with the first free number appended if that folder exists."""
     with os_errors(SceneError, scene):
-        name = scene.stem if scene.is_file() else scene.resolve().name
-    return free_folder(name)
+        return free_folder(scene)
 
 
 def _check_movable(folder: Path, scene: Path) -> None:

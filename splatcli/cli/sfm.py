@@ -13,7 +13,7 @@ import typer
 from splatcli.cli import options
 from splatcli.cli.console import Output, ProgressBar
 from splatcli.errors import OutputError
-from splatcli.output import OUTPUT
+from splatcli.output import OUTPUT, scene_name
 
 if TYPE_CHECKING:
     from splatcli.config import DataConfig
@@ -306,7 +306,7 @@ def scene_with_cameras(path: Path, data: DataConfig, *, run: Path, overwrite: bo
     if not lacks_cameras(path, data):
         return path
     _check_new(run, overwrite=overwrite)
-    out.note(f"{path.resolve().name} has no cameras: splat sfm estimates them first")
+    out.note(f"{scene_name(path)} has no cameras: splat sfm estimates them first")
     return find_cameras(
         path, SfmOptions(), beside=run.parent, device=_sfm_device(device), masks=data.masks, out=out
     ).folder

@@ -303,8 +303,10 @@ def _build(folder: Path, name: str, sources: list[Path], recipe: Recipe) -> None
 def _run_ninja(work: Path, task: str) -> tuple[int, list[str]]:
     """Run ninja in a folder, and report its steps as those of ``task``; return its exit code and lines."""
     lines: list[str] = []
+    # shutil.which() has found the compiler without a PATH; the compiler finds its linker only by one.
+    environment = {"PATH": os.defpath, **os.environ}
     with subprocess.Popen(
-        [*_ninja(), "-C", str(work)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*_ninja(), "-C", str(work)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     ) as process:
         assert process.stdout is not None
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from splatcli.output import free_folder
 from tests.cli.tiny import QUICK
 from tests.running import Splat
 
@@ -44,6 +45,19 @@ def test_a_scene_whose_name_is_not_utf8_is_refused_with_the_remedy(
     assert not (tmp_path / "run").exists()
     (tmp_path / "cafe").symlink_to(scene, target_is_directory=True)
     assert splat("train", tmp_path / "cafe", "-o", tmp_path / "run", "-n", 5, "-q", *QUICK).code == 0
+
+
+def test_a_run_has_the_name_by_which_its_scene_was_given(
+    splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link too: what it leads to may be a number on a disk."""
+    (tmp_path / "garden").symlink_to(tiny_scene, target_is_directory=True)
+    monkeypatch.chdir(tmp_path)
+    for given in ("garden", "garden/", "garden/images/.."):
+        assert f"{Path('output') / 'garden'}:" in splat("train", given, "--dry-run", *QUICK).out
+    assert free_folder(tmp_path / "garden") == Path("output") / "garden"
+    monkeypatch.chdir(tmp_path / "garden")
+    assert free_folder(Path()) == Path("output") / tiny_scene.name  # the system says where a shell is
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])

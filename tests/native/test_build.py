@@ -217,6 +217,14 @@ def test_a_cxx_that_is_not_there_is_named(cache: Path, monkeypatch: pytest.Monke
         find_compiler()
 
 
+def test_a_build_has_a_path_where_the_caller_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler is found without PATH, and finds no linker without it."""
+    (tmp_path / "build.ninja").write_text("rule show\n command = printenv PATH > out\nbuild out: show\n")
+    monkeypatch.delenv("PATH")
+    assert build._run_ninja(tmp_path, "building")[0] == 0
+    assert (tmp_path / "out").read_text().strip() == os.defpath
+
+
 def test_a_compiler_that_cannot_even_start_is_not_taken(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
