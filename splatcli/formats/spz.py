@@ -293,6 +293,8 @@ def _zstandard() -> Any:
 
 _FRACTIONAL_BITS = 12
 _LARGEST_POSITION = (1 << 23) - 1
+#: The largest step of positions, as a share of the usual Gaussian's largest standard deviation.
+_STEP_SHARE = 0.25
 #: Colours are stored as sh0 * 0.15 + 0.5, log-scales as 16 (s + 10), components of quaternions in steps of
 #: sqrt(1/2) / 511.
 _COLOUR_SCALE = 0.15
@@ -317,7 +319,7 @@ def encode_spz4(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
 def _encode(gaussians: Gaussians, metadata: ExportMetadata, version: int) -> Encoded:
     columns = Columns.of(gaussians)
     notes = _losses(columns)
-    bits = _fractional_bits(columns.means)
+    bits = _fractional_bits(columns.means, columns.scales)
     if bits < _FRACTIONAL_BITS:
         notes.append(f"positions are rounded to steps of {2.0**-bits:g}: 24 bits hold no more of so large a scene")
     place, rest = largest_and_rest(unit_quats(columns.quats)[:, [1, 2, 3, 0]])
@@ -394,9 +396,16 @@ def _losses(columns: Columns[Floats]) -> list[str]:
     return notes
 
 
-def _fractional_bits(means: Floats) -> int:
+def _fractional_bits(means: Floats, log_scales: Floats) -> int:
+    """Return those of the official encoder, or more for small Gaussians, or as many as fit. Raises UsageError."""
     farthest = float(np.abs(means).max(initial=0.0))
-    for bits in range(_FRACTIONAL_BITS, -1, -1):
+    wanted = _FRACTIONAL_BITS
+    if len(log_scales):
+        # Of sizes as they are stored, so that the same file is written again.
+        usual = math.floor(float(np.median(log_scales.max(axis=1))) * _SCALE_STEPS + 0.5) / _SCALE_STEPS
+        size = math.exp(min(0.0, max(-_SCALE_SHIFT, usual)))
+        wanted = max(wanted, math.ceil(-math.log2(_STEP_SHARE * size)))
+    for bits in range(wanted, -1, -1):
         if farthest * 2.0**bits <= _LARGEST_POSITION:
             return bits
     raise UsageError(

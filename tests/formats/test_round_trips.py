@@ -138,6 +138,19 @@ def test_a_second_round_trip_changes_nothing_more(name: str, tmp_path: Path) -> 
         assert error <= (1.0 if attribute == "quats" else 0.1) * getattr(bound, attribute) + 1e-5, attribute
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-2, 1e-3, 1e-4])
+def test_positions_in_spz_are_fine_enough_for_small_gaussians(scale: float, tmp_path: Path) -> None:
+    """Sizes end at 4.5e-5 units there."""
+    gaussians = scene(200, 0).map(lambda column: column.clone())
+    gaussians.means[:] *= scale
+    gaussians.log_scales[:] = math.log(0.05) + 0.02 * gaussians.log_scales + math.log(scale)
+    once = round_trip(gaussians, "spz", tmp_path / "a.spz")
+    size = gaussians.log_scales.amax(dim=1).clamp(min=-10.0).exp().median()
+    assert float((once.means - gaussians.means).abs().max()) <= max(0.125 * 1.1 * float(size), 1e-7)
+    again = round_trip(once, "spz", tmp_path / "b.spz")
+    assert again.means.equal(once.means)
+
+
 @pytest.mark.parametrize("known", [known for known in FORMATS if known.write], ids=lambda known: known.name)
 @pytest.mark.parametrize("antialiased", [False, True])
 def test_a_file_says_whether_its_model_was_trained_antialiased(
