@@ -405,6 +405,8 @@ def _slow_section(group: ProcessGroup | None, doing: str) -> AbstractContextMana
 def default_folder(scene: Path) -> Path:
     """Return output/<scene>, with the first free number appended if that folder exists."""
     with os_errors(SceneError, scene):
+        if scene.is_symlink():
+            scene.stat()  # raises where the link leads nowhere
         return free_folder(scene)
 
 
