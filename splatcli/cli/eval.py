@@ -71,6 +71,14 @@ class EvalArguments:
             help="Size of the images, as of splat train; for a model without a run.",
         ),
     ] = None
+    projection: Annotated[
+        str | None,
+        typer.Option(
+            "--projection",
+            metavar="MODEL",
+            help="Camera of distorted lenses, as of splat train: auto, pinhole or fisheye; for a model without a run.",
+        ),
+    ] = None
     white_background: Annotated[
         bool,
         typer.Option(
@@ -175,14 +183,16 @@ def _protocol_of(args: EvalArguments, checkpoint: Checkpoint | None) -> Config:
     given: dict[str, Any] = {}
     if args.resolution is not None:
         given["data.resolution"] = args.resolution
+    if args.projection is not None:
+        given["data.projection"] = args.projection
     if args.white_background:
         given["train.background"] = "white"
     if checkpoint is None:
         return with_settings(Config(), given)
     if given:
         raise UsageError(
-            "a run is evaluated at the size and over the background that it was trained with",
-            where="-r" if args.resolution is not None else "--white-background",
+            "a run is evaluated at the size, by the cameras and over the background that it was trained with",
+            where={"data.resolution": "-r", "data.projection": "--projection"}.get(min(given), "--white-background"),
             remedy="leave it out, or evaluate an export: splat eval FILE --data SCENE",
         )
     return checkpoint.config

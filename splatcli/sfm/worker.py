@@ -203,7 +203,7 @@ class Job:
         return run_mapper(database, folder, seed=seed, threads=self.threads, total=total, progress=progress)
 
     def _try_fisheyes(self, mapped: Mapped) -> Mapped:
-        """Map anew with fisheyes where many images are not registered; return what is used, the clearly larger model."""
+        """Map anew with fisheyes where many images are not registered; return what is used, the larger model."""
         registered = mapped.models[0].num_reg_images() if mapped.models else 0
         lacking = len(mapped.stored) - registered
         if not self._may_be_fisheye(mapped.database) or lacking <= _FEW_LACKING * len(mapped.stored):

@@ -232,6 +232,27 @@ def test_exported_cameras_are_fisheyes_and_render_the_same(trained: Trained, tmp
         )
 
 
+def test_an_export_is_scored_as_its_run_was(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file does not say by which cameras it was trained; --projection does."""
+
+    def psnr(*words: object) -> float:
+        assert run(["eval", *map(str, words), "--json", "-q"]) == 0
+        return float(json.loads(capsys.readouterr().out)["psnr"])
+
+    assert run(["export", str(trained.pinhole), "-q", "-o", str(tmp_path / "room.ply")]) == 0
+    capsys.readouterr()
+    of_file = tmp_path / "room.ply", "--data", trained.scene
+    assert psnr(*of_file, "--projection", "pinhole") > psnr(*of_file) + 0.5
+    for words, says in (
+        ([*of_file, "--projection", "panorama"], "auto"),
+        ([trained.pinhole, "--projection", "fisheye"], "a run is evaluated"),
+    ):
+        assert run(["eval", *map(str, words)]) == 2
+        assert says in capsys.readouterr().err
+
+
 def test_other_commands_take_a_fisheye_run(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
