@@ -105,6 +105,8 @@ def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
 def _frame_notes(project: _Project) -> list[str]:
     """Return a note on the map coordinates that the processing frame is a part of; none for a local frame.
 
+    Coordinates of cameras and points are in the processing frame; ``base_to_canonical`` leads there from the map's.
+
     A base system is projected or local, never geographic: its axes are the map's grid, which converges to east and
     north at the central meridian only, so that the frame is none of metres east, north and up of a place.
     """
@@ -116,10 +118,17 @@ def _frame_notes(project: _Project) -> list[str]:
         quoted = re.match(r'\s*(\w+)\s*\[\s*"([^"]*)"', definition)
         if not definition or (quoted and quoted[1].upper() in _LOCAL):
             continue
+        name = quoted[2] if quoted else definition
+        if moved is None:  # OPF demands it, but cameras and points are in the processing frame with and without it
+            notes.append(
+                f"the frame is the project's own: {file.name} does not say where in {name} it lies "
+                "(base_to_canonical), so that the scene has no place on the Earth"
+            )
+            continue
         shift = _numbers(moved if isinstance(moved, dict) else {}, "shift", 3, file, "base_to_canonical")
         origin = ", ".join(f"{-value:.3f}" for value in shift)
         notes.append(
-            f"the origin is ({origin}) of {quoted[2] if quoted else definition}, whose axes are the map's, not east "
+            f"the origin is ({origin}) of {name}, whose axes are the map's, not east "
             "and north: exports do not say where on the Earth the scene lies"
         )
     return notes

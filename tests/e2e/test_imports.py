@@ -664,6 +664,32 @@ def test_the_map_coordinates_of_an_opf_project(definition: str, says: str | None
     assert says is None or says in found[0]
 
 
+@pytest.mark.parametrize("frame", [{}, {"base_to_canonical": None}])
+def test_an_opf_project_without_a_way_to_the_map_is_read_in_its_own_frame(
+    frame: dict[str, object], tmp_path: Path
+) -> None:
+    made.write_images(tmp_path / "images")
+    cameras = [known_camera(i) for i in range(made.COUNT)]
+    frame = {"crs": {"definition": "EPSG:32632"}, **frame}
+    write.opf(tmp_path, None, cameras, uri=lambda name: name, frame=frame)
+    scene = read_scene(tmp_path, DataConfig(images="images"))
+    assert scene.place is None
+    centers = [camera.center + scene.offset for camera in scene.cameras]
+    np.testing.assert_allclose(centers, [camera.center for camera in cameras], atol=1e-6)
+    says = (
+        "frame.json does not say where in EPSG:32632 it lies (base_to_canonical), so that the scene has no place on the"
+    )
+    assert [note for note in scene.notes if says in note]
+
+
+def test_a_damaged_way_to_the_map_of_an_opf_project_is_an_error(tmp_path: Path) -> None:
+    made.write_images(tmp_path / "images")
+    frame = {"crs": {"definition": "EPSG:32632"}, "base_to_canonical": {"shift": [1.0, "x", 2.0]}}
+    write.opf(tmp_path, None, [known_camera(i) for i in range(made.COUNT)], uri=lambda name: name, frame=frame)
+    with pytest.raises(SceneError, match="base_to_canonical: shift"):
+        read_scene(tmp_path, DataConfig(images="images"))
+
+
 def test_places_there_and_back() -> None:
     """Known points: the equator, a pole, and a quarter of the meridian (10,001,966 m on WGS 84)."""
     np.testing.assert_allclose(to_geocentric(np.array([0.0, 0.0, 0.0])), [6378137.0, 0, 0], atol=1e-6)
