@@ -14,7 +14,6 @@ images.bin has the pose of each image, that of a rig's camera too, so rigs.bin a
 from __future__ import annotations
 
 import contextlib
-import io
 import math
 import mmap
 import struct
@@ -45,6 +44,7 @@ from splatcli.scene.source import (
     path_in_scene,
     rigid_pose,
 )
+from splatcli.scene.text_lines import lines_of
 
 #: Where tools put models, most wanted first; each may hold one model, or numbered sub-models.
 PLACES = ("sparse", "colmap/sparse", "distorted/sparse", ".")
@@ -324,8 +324,8 @@ _OBSERVATION = np.dtype([("xy", "<f8", 2), ("point", "<u8")])
 _TRACK_SIZE, _OBSERVATION_SIZE, _SENSOR_SIZE, _POSE_SIZE, _DATA_SIZE = 8, 24, 8, 56, 16
 
 
-#: Records, and bytes of a text file, between two reports of progress.
-_REPORT_RECORDS, _REPORT_BYTES = 50_000, 4_000_000
+#: Records between two reports of progress.
+_REPORT_RECORDS = 50_000
 
 
 @dataclass(slots=True)
@@ -542,20 +542,8 @@ def _gather(data: mmap.mmap, places: NDArray[np.int64], size: int) -> NDArray[np
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield each line of a file with its number, from 1, and without the space around it."""
-    # Bytes that are no UTF-8 must not end the search for a faulty line; a byte order mark is no part of the text.
-    with (
-        path.open("rb") as raw,
-        io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file,
-    ):
-        size, reported = path.stat().st_size, 0
-        for number, line in enumerate(file, 1):
-            yield number, line.strip()
-            if raw.tell() - reported > _REPORT_BYTES:
-                reported = raw.tell()
-                report(f"reading {path.name}, MB", reported // 1_000_000, size // 1_000_000)
-        if reported:
-            report(f"reading {path.name}, MB", size // 1_000_000, size // 1_000_000)
+    """Iterate over the lines of a file with their numbers, from 1, and without the space around them."""
+    return ((number, line.strip()) for number, line in enumerate(lines_of(path), 1))
 
 
 def _data_lines(path: Path) -> Iterator[tuple[int, str]]:

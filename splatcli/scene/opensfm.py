@@ -20,6 +20,7 @@ from splatcli.scene.imported import MAX_BYTES_WITH_POINTS, finite_numbers, load_
 from splatcli.scene.observations import ImagePoints, with_doubt
 from splatcli.scene.points import OFF, RawPoints, stride
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
+from splatcli.scene.text_lines import lines_of
 
 FILE = "reconstruction.json"
 #: Where OpenDroneMap has it, beside its images/.
@@ -226,14 +227,13 @@ def _rows(tracks: Path, points: dict[str, int], numbers: dict[str, int]) -> Iter
 
     Lines have the image, the track, the feature, x, y, and more. Points have the names of their tracks.
     """
-    with tracks.open(encoding="utf-8", errors="surrogateescape") as lines:
-        for line in lines:
-            fields = line.split("\t", 5)
-            if len(fields) > 4 and fields[0] in numbers and (row := points.get(fields[1])) is not None:
-                try:
-                    yield numbers[fields[0]], row, float(fields[3]), float(fields[4])
-                except ValueError:
-                    continue  # no line of OpenSfM's
+    for line in lines_of(tracks):
+        fields = line.split("\t", 5)
+        if len(fields) > 4 and fields[0] in numbers and (row := points.get(fields[1])) is not None:
+            try:
+                yield numbers[fields[0]], row, float(fields[3]), float(fields[4])
+            except ValueError:
+                continue  # no line of OpenSfM's
 
 
 def _points(document: dict[str, Any], file: Path, limit: int) -> tuple[RawPoints | None, dict[str, int]]:

@@ -19,6 +19,7 @@ from scipy.spatial.transform import Rotation
 from splatcli.cli.commands import run
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
+from splatcli.progress import listening
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.geodesy import enu_axes, from_geocentric, to_enu, to_geocentric
 from splatcli.scene.inspect import compare_observations
@@ -992,6 +993,25 @@ class Tracked:
         extra = {"uri": lambda name: f"images/{name}"} if program == "opf" else {}
         PROGRAMS[program](root, None, self.cameras, points=self.points, seen=self.seen, **extra)
         return root
+
+
+def test_reading_many_tracks_shows_progress(tmp_path: Path) -> None:
+    """A million rows take seconds."""
+    tracked = Tracked.of({}, {})
+    tracked.write("opensfm", tmp_path)
+    (before,) = compare_observations(read_scene(tmp_path, DataConfig()))
+    with (tmp_path / "tracks.csv").open("a") as file:
+        file.write(
+            "".join(
+                f"elsewhere_{i % 100:03d}.jpg\t{i}\t{i}\t0.1234567890\t0.0987654321\t0.01\n" for i in range(100_000)
+            )
+        )
+    reports: list[tuple[str, int, int]] = []
+    with listening(lambda *one: reports.append(one)):
+        (after,) = compare_observations(read_scene(tmp_path, DataConfig()))
+    of_tracks = [(done, total) for task, done, total in reports if task == "reading tracks.csv, MB"]
+    assert of_tracks == [(4, 6), (6, 6)]
+    assert after == before
 
 
 @pytest.mark.parametrize("program", ["opensfm", "openmvg", "opf"])
