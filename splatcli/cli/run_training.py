@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from splatcli.checkpoint.run_dir import RunDir
     from splatcli.config import Config
     from splatcli.distributed.process_group import ProcessGroup
+    from splatcli.scene.relative_depths import NoTracksError
     from splatcli.scene.scene import Scene
     from splatcli.train.events import Evaluated
     from splatcli.train.trainer import Trainer
@@ -94,6 +95,7 @@ def start_training(
     from splatcli.scene.inspect import compare_observations
     from splatcli.scene.masks import ALPHA, NONE
     from splatcli.scene.read import read_scene
+    from splatcli.scene.scene import check_depths
     from splatcli.train.backgrounds import training_image_background
     from splatcli.train.init import resolve_init
     from splatcli.train.trainer import Trainer
@@ -136,7 +138,7 @@ def start_training(
         out.note(f"reading {config.data.scene}")
         with _slow_section(group, "reading the scene"):
             model = _initial_model(config, run.import_options, out)
-            scene = read_scene(Path(config.data.scene), config.data, background=training_image_background(config))
+            scene, lacking = _scene_without_tracks(run, config)
         if not out.muted:
             for finding in compare_observations(scene):
                 if finding.state == "warning":
@@ -160,6 +162,10 @@ def start_training(
                         Path(config.data.scene), config.data, background=training_image_background(config)
                     )
                 start = resolve_init(config, scene)
+        if lacking is not None and config.data.points is None and not run.dry:
+            raise lacking
+        if config.depth_lambda > 0.0 and not run.dry:
+            check_depths(scene)
         if start != config.model.init:  # known only after reading the scene; learning rates depend on it
             moved["model.init"] = start
             config = run.rebuild_config(moved)
@@ -172,6 +178,9 @@ def start_training(
             budget = TimeBudget(run.limit, scene, given, device, rebuild, out)
             config = budget.config
         if run.dry:
+            if start == RANDOM != run.config.model.init and run.limit is None and not scene.images.has_depths:
+                # Depths would come with the points, which are not there yet.
+                config = run.rebuild_config({**moved, "data.depths": None})
             show_training(run, config, scene, given, place, device, out, sharded=sharded)
             return 0
         requests.listen_for_stops()
@@ -348,6 +357,28 @@ def _on_rank0(group: ProcessGroup | None, doing: str, make: Callable[[], Path]) 
     with group.rank0_section(doing):
         path = make() if group.rank == 0 else Path()
     return Path(group.broadcast(str(path)))
+
+
+def _scene_without_tracks(run: NewRun, config: Config) -> tuple[Scene, NoTracksError | None]:
+    """Return the scene of a new run; where its relative depth maps wait for points, without them and with the error.
+
+    Points with tracks are triangulated for a scene that has none, unless the run does not wait for them.
+    """
+    from splatcli.config import SFM
+    from splatcli.scene.read import read_scene
+    from splatcli.scene.relative_depths import NoTracksError
+    from splatcli.train.backgrounds import training_image_background
+
+    root, background = Path(config.data.scene), training_image_background(config)
+    try:
+        return read_scene(root, config.data, background=background), None
+    except NoTracksError as error:
+        if config.model.init != SFM or config.data.points is not None or run.limit is not None:
+            raise
+        scene = read_scene(root, config.data.images_only(), background=background)
+        if scene.points is not None:
+            raise
+        return scene, error
 
 
 def _points_for(

@@ -149,7 +149,8 @@ def read_colmap(root: Path, data: DataConfig, problems: Problems) -> SceneSource
     views = _views(model, root, data, problems)
     points = None
     with problems.collect():
-        points = _points(model, data, notes)
+        with_tracks = data.depths == AUTO or wants_relative(model.folder, data)
+        points = _points(model, data, notes, with_tracks=with_tracks)
     return SceneSource(
         root=root,
         file=model.file("images"),
@@ -260,18 +261,21 @@ def _viewmat(image: _Image, file: Path, label: str) -> NDArray[np.float64]:
     return rigid_pose(pycolmap.Rotation3d(xyzw).matrix(), np.array(image.translation), file, label)
 
 
-def _points(model: Model, data: DataConfig, notes: list[str]) -> RawPoints | None:
+def _points(model: Model, data: DataConfig, notes: list[str], *, with_tracks: bool) -> RawPoints | None:
     path = model.file("points3D")
     if path.is_file():
         read = _points_binary if model.suffix == ".bin" else _points_text
-        return read(path, data.max_points, data.depths == AUTO or wants_relative(model.folder, data))
+        return read(path, data.max_points, with_tracks)
     notes.append(f"{path.name} is missing")
     return None
 
 
-def read_points(root: Path, data: DataConfig, notes: list[str]) -> RawPoints:
-    """Return the points of a model in or below ``root``, the one with most images, without tracks.
+def read_points(
+    root: Path, data: DataConfig, notes: list[str], *, with_tracks: bool
+) -> tuple[RawPoints, dict[str, int]]:
+    """Return the points of a model in or below ``root``, the one with most images, and its images.
 
+    with_tracks: the points have tracks, which call images by the numbers that their names are returned with.
     Raises SceneError where there is no model, or none with points.
     """
     here = _model_at(root)
@@ -282,10 +286,14 @@ def read_points(root: Path, data: DataConfig, notes: list[str]) -> RawPoints:
             where=root,
             remedy="--points names the folder of one, a scene that has one, or a PLY",
         )
-    points = _points(models[0], data.images_only(), notes)
+    model = models[0]
+    points = _points(model, data, notes, with_tracks=with_tracks)
     if points is None:
-        raise SceneError("the model has no points", where=models[0].folder, remedy="triangulate some, or leave it out")
-    return replace(points, tracks=None)
+        raise SceneError("the model has no points", where=model.folder, remedy="triangulate some, or leave it out")
+    if not with_tracks:
+        return replace(points, tracks=None), {}
+    images = (_images_binary if model.suffix == ".bin" else _images_text)(model.file("images"))
+    return points, {image.name: image.number for image in images}
 
 
 def _image_folders(root: Path, model: Path) -> list[Path]:

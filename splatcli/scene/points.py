@@ -18,6 +18,11 @@ from splatcli.errors import SceneError
 _MAX_HEADER = 1 << 20
 _TYPE_SIZES = {"char": 1, "uchar": 1, "short": 2, "ushort": 2, "int": 4, "uint": 4, "float": 4, "double": 8}
 _TYPE_SIZES |= {"int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "float32": 4, "float64": 8}
+#: What has points with tracks, for remedies.
+WITH_TRACKS = (
+    "a COLMAP model as its mapper writes it, as the scene or with --points; a PLY has no tracks, and "
+    "splat sfm SCENE --cameras SCENE triangulates points that have"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

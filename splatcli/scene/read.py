@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,7 +18,7 @@ from splatcli.errors import SceneError, UsageError, from_os_error
 from splatcli.scene import blender, colmap, metashape, nerfstudio, openmvg, opensfm, opf, phone_scans, realitycapture
 from splatcli.scene.camera import MAX_ANGLE, NEAR, Camera
 from splatcli.scene.decode import Rgb
-from splatcli.scene.depth_maps import depths_of_points, find_depth_maps, wants_relative
+from splatcli.scene.depth_maps import AUTO, depths_of_points, find_depth_maps, wants_relative
 from splatcli.scene.find_images import (
     SUFFIXES,
     find_images,
@@ -285,7 +286,10 @@ def build_scene(
     views = [view for view in views if view.name in found.paths]
     offset = _offset(views, data, notes)
     points: PointCloud | None = None
-    raw = source.points if data.points is None else _given_points(Path(data.points), data, notes)
+    relative = wants_relative(source.file.parent, data)
+    raw, numbers = source.points, {view.name: view.number for view in views if view.number is not None}
+    if data.points is not None:
+        raw, numbers = _given_points(Path(data.points), data, notes, views, with_tracks=relative or data.depths == AUTO)
     if raw is not None:
         with problems.collect():
             points = clean_points(
@@ -298,7 +302,6 @@ def build_scene(
     masks = find_masks(
         source, views, found, data, int(data.resolution or 1) if found.originals else None, notes, problems
     )
-    relative = wants_relative(source.file.parent, data)
     depths = find_depth_maps(source, views, found, data, notes, problems, relative=relative)
     shifted = [move_origin(view, offset) for view in views]
     sources = fit_images(shifted, found.paths, found.originals, masks, depths, data, notes, problems)
@@ -317,7 +320,7 @@ def build_scene(
             cameras = _with_near_planes(cameras, points, data.near_share)
         else:
             cameras = _with_small_near_plane(cameras, data.scene_extent)
-    seen = _seen(points, views, cameras)
+    seen = _seen(points, numbers, cameras)
     if relative and store.has_depths:
         known = None
         if points is not None and seen is not None:
@@ -345,9 +348,12 @@ def build_scene(
     )
 
 
-def _given_points(path: Path, data: DataConfig, notes: list[str]) -> RawPoints:
-    """Return the points of a PLY or a COLMAP model that take the place of the scene's own, without their tracks.
+def _given_points(
+    path: Path, data: DataConfig, notes: list[str], views: list[View], *, with_tracks: bool
+) -> tuple[RawPoints, dict[str, int]]:
+    """Return the points of a PLY or a COLMAP model that take the place of the scene's own.
 
+    with_tracks: those of a COLMAP model have tracks, which call the views by the numbers that are returned with them.
     Raises SceneError where there are none.
     """
     if not path.exists():
@@ -358,12 +364,39 @@ def _given_points(path: Path, data: DataConfig, notes: list[str]) -> RawPoints:
             "what a run began with, or resume with --set data.points=PATH",
         )
     if path.is_dir():
-        return colmap.read_points(path, data, notes)
+        points, images = colmap.read_points(path, data, notes, with_tracks=with_tracks)
+        return points, _numbers_of(views, images)
     try:
-        return read_points_ply(path, data.max_points)
+        return read_points_ply(path, data.max_points), {}
     except SceneError as error:
         remedy = "--points names a PLY with x y z red green blue, or the folder of a COLMAP model"
         raise SceneError(error.what, where=error.where, remedy=remedy) from None
+
+
+def _numbers_of(views: list[View], images: dict[str, int]) -> dict[str, int]:
+    """Return the number that another model gives the image of each view, by the view's name.
+
+    Names agree without their endings where one is the end of the other: both may leave out folders. A view that
+    several images may be, or several views one image, has none.
+    """
+    ends: dict[str, set[int]] = {}
+    for name, number in images.items():
+        for end in _ends(name):
+            ends.setdefault(end, set()).add(number)
+    whole = {_path_of(name): number for name, number in images.items()}
+    found = {}
+    for view in views:
+        numbers = ends.get(_path_of(view.name), set()) or {whole[end] for end in _ends(view.name) if end in whole}
+        if view.name in images or len(numbers) == 1:
+            found[view.name] = images[view.name] if view.name in images else numbers.pop()
+    counts = Counter(found.values())
+    return {name: number for name, number in found.items() if counts[number] == 1}
+
+
+def _ends(name: str) -> list[str]:
+    """Return a name without its ending, and all that is left of it without its first folders."""
+    parts = PurePosixPath(_path_of(name)).parts
+    return ["/".join(parts[start:]) for start in range(len(parts))]
 
 
 #: The sparse point, counted from the camera, that its near plane goes by: some nearer ones may be stray. Of more points
@@ -407,12 +440,14 @@ def _place_notes(sidecar: dict[str, Any] | None) -> list[str]:
     ]
 
 
-def _seen(points: PointCloud | None, views: list[View], cameras: list[Camera]) -> list[NDArray[np.int64]] | None:
-    """Return the points that each camera's image sees; None where no tracks were read."""
+def _seen(points: PointCloud | None, numbers: dict[str, int], cameras: list[Camera]) -> list[NDArray[np.int64]] | None:
+    """Return the points that each camera's image sees; None where no tracks were read.
+
+    numbers: what the tracks call the images, by the cameras' names.
+    """
     if points is None or points.tracks is None:
         return None
-    numbers = {view.name: -1 if view.number is None else view.number for view in views}
-    return points.tracks.by_image([numbers[camera.name] for camera in cameras])
+    return points.tracks.by_image([numbers.get(camera.name, -1) for camera in cameras])
 
 
 def _distinct(views: list[View], file: Path, problems: Problems) -> list[View]:
@@ -519,7 +554,11 @@ def _paired(one: list[View], other: list[View]) -> list[tuple[View, View]] | Non
 
 
 def _path(view: View) -> str:
-    return str(PurePosixPath(view.name).with_suffix("")).casefold()
+    return _path_of(view.name)
+
+
+def _path_of(name: str) -> str:
+    return str(PurePosixPath(name).with_suffix("")).casefold()
 
 
 def _stem(view: View) -> str:

@@ -20,6 +20,7 @@ from splatcli.progress import track
 from splatcli.reproducible import tree_sum
 from splatcli.scene.depth_maps import KnownDepths, RelativeFit
 from splatcli.scene.images import ImageStore
+from splatcli.scene.points import WITH_TRACKS
 
 #: Points that an image needs for a fit of two numbers that a few wrong points do not decide.
 MIN_POINTS = 16
@@ -29,6 +30,10 @@ MAX_ERROR = 0.3
 MAX_SHARE = 0.7
 #: Rounds of the reweighted fit; the largest change after them is far below the noise of any map.
 _ROUNDS = 30
+
+
+class NoTracksError(SceneError):
+    """A scene with relative depth maps has no points with tracks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +52,13 @@ def fit_relative_depths(
     known: the depths of points that each image of the store sees, if they have tracks.
     file: the file that describes the views.
 
-    Raises SceneError for a map that cannot be read, and where none fits.
+    Raises NoTracksError without ``known``, SceneError for a map that cannot be read, and where none fits.
     """
     if known is None:
-        raise SceneError(
+        raise NoTracksError(
             "has no points with tracks, to which relative depth maps could be fitted",
             where=file,
-            remedy="use a COLMAP model as its mapper writes it, or depth maps in scene units",
+            remedy=f"use {WITH_TRACKS}; or depth maps in scene units",
         )
     with_map = [i for i, source in enumerate(store.sources) if source.depth is not None]
     fits: list[list[_Fit | None]] = [[], []]

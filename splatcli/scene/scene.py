@@ -14,7 +14,7 @@ from splatcli.errors import SceneError, UsageError
 from splatcli.scene.camera import Camera, product
 from splatcli.scene.depth_maps import KnownDepths, depths_of_points
 from splatcli.scene.images import ImageStore
-from splatcli.scene.points import Observations, PointCloud
+from splatcli.scene.points import WITH_TRACKS, Observations, PointCloud
 from splatcli.scene.source import SceneSource, View
 
 #: Bytes at each end of an image that go into the fingerprint.
@@ -190,6 +190,5 @@ def check_depths(scene: Scene) -> None:
     raise SceneError(
         f"{what}: no depth is known of any training view",
         where=scene.root,
-        remedy="--depth-loss wants a COLMAP model whose points have tracks (points3D as the mapper writes it), or "
-        "depth maps: depth_file_path in transforms.json, or --depths DIR",
+        remedy=f"--depth-loss wants depth maps (depth_file_path in transforms.json, or --depths DIR), or {WITH_TRACKS}",
     )

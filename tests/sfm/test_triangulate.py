@@ -14,8 +14,9 @@ from splatcli.cli.commands import run
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.read import read_scene
-from splatcli.scene.scene import Scene
+from splatcli.scene.read import _numbers_of, read_scene
+from splatcli.scene.scene import Scene, known_depths
+from splatcli.scene.source import FixedLens, View
 from splatcli.sfm.triangulate import pairs_by_pose
 from tests.sfm import corner
 from tests.sfm.conftest import NUM_IMAGES, TURNED, name_of
@@ -27,6 +28,16 @@ LENS = pycolmap.Camera(
     width=corner.WIDTH,
     height=corner.HEIGHT,
     params=[corner.FOCAL, corner.FOCAL + 4, corner.WIDTH / 2 + 3, corner.HEIGHT / 2 - 2, -0.06, 0.01, 1e-3, -1e-3],
+)
+
+
+#: A PLY of five points.
+CLOUD = "\n".join(
+    [
+        *("ply", "format ascii 1.0", "element vertex 5", *(f"property float {axis}" for axis in "xyz"), "end_header"),
+        *("1 2 3" for _ in range(5)),
+        "",
+    ]
 )
 
 
@@ -195,11 +206,85 @@ def test_training_triangulates_points_that_are_missing(
     assert np.median(distance) < 0.01
 
 
+def relative_maps(root: Path) -> None:
+    """Maps of the scene in ``root``, upright: 0.3 times the inverse depth of the walls, plus 0.1."""
+    (root / "depths").mkdir()
+    x, y = np.meshgrid(np.arange(corner.WIDTH) + 0.5, np.arange(corner.HEIGHT) + 0.5)
+    rays = np.c_[LENS.cam_from_img(np.c_[x.ravel(), y.ravel()]), np.ones(x.size)]
+    for index in range(NUM_IMAGES):
+        viewmat = corner.pose(index)
+        center = -viewmat[:3, :3].T @ viewmat[:3, 3]
+        with np.errstate(divide="ignore"):
+            depths = -center / (rays @ viewmat[:3, :3])
+        z = np.where(depths > 0, depths, np.inf).min(axis=1).reshape(x.shape)
+        np.save(root / "depths" / Path(name_of(index)).with_suffix(".npy"), (0.3 / z + 0.1).astype(np.float32))
+
+
+def test_depths_come_from_points_that_are_triangulated_first(
+    posed: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the points, by their tracks, and relative maps that are fitted to the points."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(posed, "scan")
+    relative_maps(tmp_path / "scan")
+    words = ["train", "scan", "--device", "cpu", "--cap-max", "2000", "--iterations", "2"]
+    relative = ["--depths", "depths", "--depth-type", "relative"]
+    assert run([*words, *relative, "--dry-run"]) == 0
+    assert "splat train triangulates them first" in capfd.readouterr().err
+    assert run([*words[:-2], *relative, "--max-time", "1m"]) == 3
+    assert "has no points with tracks, to which relative depth maps could be fitted" in capfd.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert run([*words, *relative, "-o", "out/relative"]) == 0
+    said = capfd.readouterr().err
+    assert "splat sfm triangulates them first" in said
+    assert (
+        f"{NUM_IMAGES} of {NUM_IMAGES} relative depth maps hold inverse depth, and are fitted to the SfM points" in said
+    )
+    assert run([*words, "--depth-loss", "-o", "out/points", "--stop-at", "1"]) == 0
+    assert "points found before are used" in capfd.readouterr().err
+    assert run(["resume", "out/points"]) == 0
+    # Of 1,600 points an image sees more than half, at their distances from it.
+    for points in (made, tmp_path / "out/scan-sfm"):
+        scene = read_scene(posed, DataConfig(points=str(points), depths="auto"))
+        known = [known_depths(scene, view) for view in range(NUM_IMAGES)]
+        assert all(len(one.pixels) > 500 for one in known)
+        own = read_scene(made, DataConfig(depths="auto"))
+        assert scene.seen is not None
+        assert own.seen is not None
+        assert [rows.tolist() for rows in scene.seen] == [rows.tolist() for rows in own.seen]
+
+
+def test_points_without_tracks_give_no_depths(posed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cloud.ply").write_text(CLOUD)
+    words = ["train", str(posed), "--device", "cpu", "-o", str(tmp_path / "run"), "--depth-loss"]
+    assert run([*words, "--points", str(tmp_path / "cloud.ply")]) == 3
+    said = capfd.readouterr().err
+    assert "has points, but not which images see them: no depth is known of any training view" in said
+    assert "a PLY has no tracks, and splat sfm SCENE --cameras SCENE triangulates points that have" in said
+    assert run([*words, "--max-time", "1m"]) == 3
+    assert "has no points: no depth is known of any training view" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("images", "numbers"),
+    [
+        ({"left/1.jpg": 4, "right/1.jpg": 5}, {"left/1.png": 4, "right/1.png": 5}),
+        ({"photos/left/1.JPG": 4, "photos/right/1.JPG": 5}, {"left/1.png": 4, "right/1.png": 5}),
+        ({"1.jpg": 4}, {}),
+        ({"other/1.jpg": 4}, {}),
+        ({"a/left/1.jpg": 4, "b/left/1.jpg": 5}, {}),
+    ],
+)
+def test_views_are_found_among_the_images_of_another_model(images: dict[str, int], numbers: dict[str, int]) -> None:
+    views = [View(name, FixedLens(Path(), "", LENS), np.eye(4), name) for name in ("left/1.png", "right/1.png")]
+    assert _numbers_of(views, images) == numbers
+
+
 def test_points_of_a_file_take_the_place_of_the_scenes(
     posed: Path, made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    rows = ["ply", "format ascii 1.0", "element vertex 5", *(f"property float {axis}" for axis in "xyz"), "end_header"]
-    (tmp_path / "cloud.ply").write_text("\n".join([*rows, *("1 2 3" for _ in range(5))]) + "\n")
+    (tmp_path / "cloud.ply").write_text(CLOUD)
     for scene in (made, posed):
         points = read_scene(scene, DataConfig(points=str(tmp_path / "cloud.ply"))).points
         assert points is not None
