@@ -14,6 +14,7 @@ from torch import Tensor
 
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.checkpoint.state import Checkpoint
+from splatcli.config import Config
 from splatcli.distributed.process_group import SCALARS, ProcessGroup
 from splatcli.errors import ResourceError, SceneError
 from splatcli.gaussians import Gaussians
@@ -27,13 +28,13 @@ from splatcli.scene.scene import Scene
 from splatcli.train.data_parallel import ReadOnlyRunDir
 from splatcli.train.events import RolledBack, Stepped
 from splatcli.train.sharding import gather_state
-from splatcli.train.trainer import Trainer
+from splatcli.train.trainer import LIMIT_SCALES_EVERY, Trainer
 from tests.distributed.ranks import results, run_ranks
 from tests.distributed.training import STEPS, batch_config, digest_of, go_on, run_of, train
 from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER
 from tests.rasterizer.scenes import random_camera, random_gaussians, random_image
-from tests.train.worlds import MadeImages, made_scene, plain_renderer
+from tests.train.worlds import MadeImages, made_scene, plain_renderer, short_config
 
 pytestmark = NEEDS_COMPILER
 
@@ -120,6 +121,28 @@ def test_shares_have_the_bits_of_the_whole(size: int, names: list[str], alone: R
         assert max(rows) - min(rows) <= 1
         assert_same_file(found[0][name]["checkpoint"], expected["checkpoint"])
     assert any(alone[name]["scores"] for name in names)
+
+
+def limited(share: float) -> Config:
+    """Settings of a run in which scales are limited once: every LIMIT_SCALES_EVERY steps."""
+    return short_config(LIMIT_SCALES_EVERY + 3, train={"batch_size": 3}, strategy={"max_scale3d": share})
+
+
+def test_shares_limit_scales_as_the_whole_does() -> None:
+    """The steps before are those of one process."""
+    before = train(None, limited(0.05), stop_at=LIMIT_SCALES_EVERY - 2)["checkpoint"]
+    expected = go_on(None, before)
+    for found in results(go_on_in_shares, 2, before):
+        assert (found["losses"], found["digests"]) == (expected["losses"], expected["digests"])
+    assert list(expected["digests"]) == [LIMIT_SCALES_EVERY + step for step in (-1, 0, 1, 2, 3)]
+    before.config = limited(0.0)
+    unlimited = go_on(None, before)["digests"]
+    same = [unlimited[step] == digest for step, digest in expected["digests"].items()]
+    assert same == [True, False, False, False, False], "the limit has an effect, after this step"
+
+
+def go_on_in_shares(group: ProcessGroup, checkpoint: Checkpoint) -> dict[str, Any]:
+    return go_on(group, checkpoint, sharded=True)
 
 
 def part(
