@@ -206,6 +206,41 @@ def test_training_triangulates_points_that_are_missing(
     assert np.median(distance) < 0.01
 
 
+@pytest.mark.parametrize(("patch", "kept"), [(None, False), ((100, 70, 135, 100), True)], ids=["none", "few"])
+def test_a_run_that_began_without_points_goes_on_without(
+    posed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    patch: tuple[int, int, int, int] | None,
+    kept: bool,
+) -> None:
+    """Where images lack texture, a run tries once, and another run again, unless a few points were found."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(posed, "scan")
+    for path in (tmp_path / "scan/images").iterdir():
+        with Image.open(path) as image:
+            plain = Image.new("RGB", image.size, (90, 120, 90))
+            if patch is not None:
+                plain.paste(image.crop(patch), patch[:2])
+            plain.save(path, exif=image.getexif())
+    words = ["train", "scan", "--device", "cpu", "--cap-max", "2000", "--iterations", "2", "-o"]
+    assert run([*words, "out/run", "--stop-at", "1"]) == 0
+    said = capfd.readouterr().err
+    assert "splat sfm triangulates them first" in said
+    assert "training begins with random points" in said
+    assert (tmp_path / "out/scan-sfm").exists() == kept
+    for again in ([*words, "out/run"], ["resume", "out/run", "--iterations", "3"]):
+        assert run(again) == 0
+        said = capfd.readouterr().err
+        assert "triangulate" not in said
+        assert "matching:" not in said
+    assert run([*words, "out/other", "--stop-at", "1"]) == 0
+    said = capfd.readouterr().err
+    assert ("matching:" in said) != kept
+    assert ("points found before are used" in said) == kept
+
+
 def relative_maps(root: Path) -> None:
     """Maps of the scene in ``root``, upright: 0.3 times the inverse depth of the walls, plus 0.1."""
     (root / "depths").mkdir()
