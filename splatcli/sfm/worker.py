@@ -208,7 +208,7 @@ class Job:
         lacking = len(mapped.stored) - registered
         if not self._may_be_fisheye(mapped.database) or lacking <= _FEW_LACKING * len(mapped.stored):
             return mapped
-        found = self._map_fisheyes("mapping as fisheye", mapped, None)
+        found = self._map_fisheyes(mapped, None)
         enough = registered + _FEW_LACKING * len(mapped.stored)
         return found if found.models and found.models[0].num_reg_images() > enough else mapped
 
@@ -221,7 +221,7 @@ class Job:
         wide = wide_cameras(models[0], lenses)
         if not wide or mapped_so or not self._may_be_fisheye(mapped.database):
             return models, lenses
-        again = self._map_fisheyes("mapping as fisheye", mapped, wide).models
+        again = self._map_fisheyes(mapped, wide).models
         report = compared(again[0], models[0], lenses, wide, constant=constant, **kind) if again else None
         return (models, lenses) if report is None else (again, report)
 
@@ -230,10 +230,13 @@ class Job:
         options = self.options
         return options.camera_model == AUTO and options.mapper == "incremental" and not _rig_cameras(database)
 
-    def _map_fisheyes(self, phase: str, mapped: Mapped, cameras: set[int] | None) -> Mapped:
+    def _map_fisheyes(self, mapped: Mapped, cameras: set[int] | None) -> Mapped:
+        """Map anew with fisheyes in place of ``cameras``, None: of all. What an earlier try wrote is replaced."""
         database = with_fisheyes(mapped.database, FISHEYE, cameras)
         folder = database.with_name(f"{database.stem}-models")
-        return replace(mapped, database=database, models=self._map(phase, database, folder, len(mapped.stored)))
+        shutil.rmtree(folder, ignore_errors=True)
+        models = self._map("mapping as fisheye", database, folder, len(mapped.stored))
+        return replace(mapped, database=database, models=models)
 
     def _match(self, phase: str, database: Path, keys: list[str], pairs: list[Pair]) -> int:
         seed, progress = self.options.seed, self._phase(phase)

@@ -14,7 +14,10 @@ from splatcli.cli.commands import run
 from splatcli.config import DataConfig
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.read import read_scene
+from splatcli.sfm import worker
 from splatcli.sfm.fisheye import compared, wide_cameras, with_fisheyes
+from splatcli.sfm.images import SfmInput
+from splatcli.sfm.options import SfmOptions
 from tests.sfm import corner
 from tests.sfm.lenses import reconstruct
 
@@ -79,6 +82,20 @@ def test_cameras_of_a_database_become_fisheyes_of_known_focal_length(tmp_path: P
     assert (first.model_name, first.has_prior_focal_length) == ("SIMPLE_RADIAL", False)
     assert (second.model_name, second.has_prior_focal_length) == ("THIN_PRISM_FISHEYE", True)
     assert second.params.tolist() == [700.0, 700.0, 320.0, 240.0, *[0.0] * 8]
+
+
+def test_fisheyes_are_tried_for_lacking_images_and_for_the_lens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First for images that lack, then for the lens: the second try replaces what the first one wrote."""
+    database = tmp_path / "database.db"
+    with pycolmap.Database.open(database) as store:
+        store.write_camera(pycolmap.Camera.create_from_model_name(0, "SIMPLE_RADIAL", 500.0, 640, 480))
+    monkeypatch.setattr(worker, "run_mapper", lambda database, folder, **_: folder.mkdir() or [])
+    job = worker.Job(SfmInput(tmp_path), SfmOptions(), tmp_path, threads=1, gpu=False, tell=lambda *_: None)
+    mapped = worker.Mapped(database, [], [], [], 0, [])
+    for cameras in (None, {1}):
+        assert job._map_fisheyes(mapped, cameras).database == tmp_path / "database-fisheye.db"
 
 
 def report(*, error: float, fisheye: float, model: str = "SIMPLE_RADIAL") -> dict[str, object]:
