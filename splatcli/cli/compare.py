@@ -159,6 +159,8 @@ def compare(args: CompareArguments) -> int:
             models.append(_load(other, args, device, out))
         owner = next((model for model in models if model.checkpoint is not None), models[0])
         chosen, scene = _views(args, owner, models, data)
+        if chosen.note is not None:
+            out.note(f"note: {chosen.note}")
         if owner.checkpoint is not None and len(models) == 2:
             chosen = _shared(chosen, owner, models[1 - models.index(owner)], out)
         comparer = _comparer(models, owner, chosen, scene, data, background, out)
@@ -221,7 +223,7 @@ def _views(
     from splatcli.render.selection import PATHS, PathOptions, Views
 
     frames = args.frames or _FRAMES
-    if owner.checkpoint is None and data is None and args.views in (None, "orbit"):
+    if owner.checkpoint is None and data is None and args.views is None:
         if len(models) == 1:
             raise UsageError(
                 f"{owner.origin} has neither cameras nor photos",

@@ -204,6 +204,8 @@ def _cameras(loaded: Model, args: MeshArguments, out: Output) -> list[Camera]:
         )
         return views_from_all_sides(loaded.gaussians, _VIEWS)
     chosen, _ = views_of(loaded, args.views or "train", args.data, None, PathOptions())
+    if chosen.note is not None:
+        out.note(f"note: {chosen.note}")
     return chosen.cameras
 
 

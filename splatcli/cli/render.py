@@ -209,8 +209,9 @@ def render(args: RenderArguments) -> int:
     """Render views of a model as images, or a camera path as a video.
 
     Prints the paths of its output, one per line. A checkpoint has its cameras; a PLY or a model of another program
-    needs a camera file, or the scene with --data. Where the images of the views exist, PSNR and SSIM are reported on
-    stderr. `splat docs cameras` describes camera paths, camera files and the kinds of images.
+    needs a camera file, or the scene with --data; orbit and ellipse go around it without. Where the images of the
+    views exist, PSNR and SSIM are reported on stderr. `splat docs cameras` describes camera paths, camera files and
+    the kinds of images.
 
     \b
     Examples:
@@ -273,12 +274,12 @@ def _path_options(args: RenderArguments) -> PathOptions:
     from splatcli.render.selection import PATHS, PathOptions
     from splatcli.render.view_renderer import parse_numbers
 
-    around = tuple(name for name in PATHS if name != "interpolate")
+    facing = tuple(name for name in PATHS if name != "interpolate")
     for flag, given, concerns in (
         ("--frames", args.frames, PATHS),
         ("--loop", args.loop, PATHS),
         ("--order", args.order, ("interpolate",)),
-        ("--focus", args.focus, around),
+        ("--focus", args.focus, facing),
     ):
         if given and args.views not in concerns:
             raise UsageError(
@@ -305,7 +306,7 @@ def views_of(
 ) -> tuple[Views, Scene | None]:
     """Return the views to render, and their scene if it is not that of the model's run.
 
-    model: None before it is loaded; only a checkpoint of splat has cameras.
+    model: None before it is loaded; only a checkpoint of splat has cameras. orbit and ellipse go around one without.
     size: of the images, for a camera file that has none.
     """
     from dataclasses import replace
@@ -313,7 +314,7 @@ def views_of(
     from splatcli.config import DataConfig
     from splatcli.render.camera_files import read_cameras
     from splatcli.render.images import median_distance
-    from splatcli.render.selection import CAMERA_FILE, PATHS, select_views
+    from splatcli.render.selection import AROUND, CAMERA_FILE, PATHS, select_views
     from splatcli.scene.read import read_scene
 
     if model is not None:
@@ -328,12 +329,28 @@ def views_of(
         refined = _for_path(own.refined_cameras()) if views in PATHS else own.refined_cameras()
         return select_views(views, refined, own.train, own.test, path_options, size=size), None
     if data is None or views.lower().endswith(".json"):
-        camera_file = None if model is None else camera_file_beside(model.path)
-        return select_views(views, [], [], [], path_options, camera_file or CAMERA_FILE, size), None
+        camera_file = (None if model is None else camera_file_beside(model.path)) or CAMERA_FILE
+        if model is not None and len(model.gaussians) and views in AROUND:
+            return _path_around(model, views, path_options, camera_file), None
+        return select_views(views, [], [], [], path_options, camera_file, size), None
     scene = read_scene(data, DataConfig())
     path_options = replace(path_options, georeferenced=scene.place is not None)
     chosen = _for_path(scene.cameras) if views in PATHS else scene.cameras
     return select_views(views, chosen, scene.train, scene.test, path_options), scene
+
+
+def _path_around(model: Model, name: str, path_options: PathOptions, camera_file: Path) -> Views:
+    """Return a path around a model without cameras. camera_file: where there may be some, for the note."""
+    from splatcli.render.outside import ABOVE, PLY_UP, views_from_outside
+    from splatcli.render.selection import select_views
+
+    around = views_from_outside(model.gaussians, PLY_UP, _AROUND)
+    chosen = select_views(name, around, range(_AROUND), [], path_options)
+    note = (
+        f"the model has no cameras: the {name} goes around its middle, {ABOVE:g} degrees above it, with -y as up; "
+        f"--data SCENE or the cameras of a file, such as {camera_file}, make a better one"
+    )
+    return replace(chosen, note=note)
 
 
 def _for_path(cameras: list[Camera]) -> list[Camera]:
@@ -348,6 +365,9 @@ def camera_file_beside(model: Path) -> Path | None:
         folders.append(model.parent.parent.parent)
     return next((folder / "cameras.json" for folder in folders if (folder / "cameras.json").is_file()), None)
 
+
+#: Cameras on a circle around a model without cameras, from which its paths are made.
+_AROUND = 24
 
 #: Views at most whose files are being written while others are rendered.
 _WRITERS = 8

@@ -14,7 +14,7 @@ from splatcli.scene.camera import NEAR, Camera
 #: Up in a PLY of which nothing is known.
 PLY_UP = np.array([0.0, -1.0, 0.0])
 #: The field of view of all in degrees, and how many degrees those on a circle stand above the horizon.
-_FIELD, _ABOVE = 45.0, 30.0
+_FIELD, ABOVE = 45.0, 30.0
 #: Pixels of the sides, on a circle and from all sides.
 _SIDE, _SIDE_OF_ALL = 960, 512
 #: Share of the means that a view shows: stray Gaussians lie far out.
@@ -37,7 +37,7 @@ def views_from_outside(gaussians: Gaussians, up: NDArray[np.float64], count: int
     x /= np.linalg.norm(x)
     turns = 2 * math.pi * np.arange(count)[:, None] / count
     level = np.cos(turns) * x + np.sin(turns) * np.cross(up, x)
-    tilt = math.radians(_ABOVE)
+    tilt = math.radians(ABOVE)
     return _looking_in(gaussians, math.cos(tilt) * level + math.sin(tilt) * up, up, _WITHIN, _SIDE, "outside")
 
 

@@ -23,6 +23,8 @@ NAMED = "named"
 _SHOWN, _NEAR = 5, 3
 #: Camera paths that are computed from the training cameras.
 PATHS = ("orbit", "ellipse", "spiral", "interpolate")
+#: Those of them that go around a model whose cameras are not known.
+AROUND = ("orbit", "ellipse")
 
 #: Default number of frames (four seconds at 30 fps); and for interpolation, frames from one camera to the next.
 FRAMES = 120
@@ -197,7 +199,8 @@ def _path(name: str, cameras: list[Camera], options: PathOptions, camera_file: P
         raise UsageError(
             _NO_CAMERAS,
             where="--views",
-            remedy=f"name the cameras for {name}: --cameras {camera_file}, or the scene with --data",
+            remedy=f"name the cameras for {name}: --cameras {camera_file}, or the scene with --data; "
+            f"{' and '.join(AROUND)} do without",
         )
     lens = _lens(cameras)
     poses = np.stack([np.linalg.inv(camera.viewmat) for camera in cameras])

@@ -216,6 +216,9 @@ def test_files_without_cameras_are_seen_from_all_around(splat: Splat, exported_p
     assert facts["psnr_a"] is None
     assert 10 < facts["psnr_ab"] < 60
     assert len({view["psnr_ab"] for view in facts["views"]}) == 2, "the views are different"
+    orbit = splat("compare", exported_ply, simplified, "--frames", 2, "--views", "orbit", "--json")
+    assert result(orbit)["psnr_ab"] == pytest.approx(facts["psnr_ab"], abs=0.1)
+    assert "the model has no cameras: the orbit goes around its middle" in orbit.err
 
 
 def test_cameras_come_from_the_second_model_a_file_or_a_path(

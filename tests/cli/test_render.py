@@ -14,7 +14,9 @@ import pytest
 
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli.commands import run
+from splatcli.cli.model import load_model
 from splatcli.render.camera_files import cameras_json, read_camera_file
+from splatcli.render.outside import PLY_UP, views_from_outside
 from tests.cli.tiny import HEIGHT, QUICK, VIEWS, WIDTH, write_scene
 from tests.running import Done, Splat
 
@@ -93,9 +95,34 @@ class TestPaths:
         for words in (("--cameras", tmp_path / "c.json"), ("--data", tiny_scene)):
             done = splat("render", exported_ply, *words, *common, tmp_path / "ply")
             assert [Path(line).read_bytes() for line in done.lines] == expected
-        refused = splat("render", exported_ply, *common, tmp_path / "none")
+
+    @pytest.mark.parametrize("path", ["orbit", "ellipse"])
+    def test_a_model_without_cameras_is_gone_around(
+        self, splat: Splat, exported_ply: Path, tmp_path: Path, path: str
+    ) -> None:
+        """On the circle of the views that compare and edit draw of such a model."""
+        saved = tmp_path / "c.json"
+        words = ("--views", path, "--frames", 3, "--size", "32x32", "--save-cameras", saved)
+        done = splat("render", exported_ply, *words, "-o", tmp_path / "out")
+        assert (done.code, len(done.lines)) == (0, 3), done.err
+        assert f"note: the model has no cameras: the {path} goes around its middle, 30 degrees above it" in done.err
+        assert all(imageio.imread(line).max() > 30 for line in done.lines)
+        gaussians = load_model(exported_ply).gaussians
+        found = read_camera_file(saved).cameras
+        assert all(one.pixels_of(gaussians.means.numpy())[2].mean() > 0.85 for one in found), "they show most of it"
+        circle = views_from_outside(gaussians, PLY_UP, 3)
+        size = np.linalg.norm(circle[0].center - circle[1].center)
+        for ours, theirs in zip(found, circle, strict=True):
+            assert np.linalg.norm(ours.center - theirs.center) < (1e-3 if path == "orbit" else 0.05) * size
+        quiet = splat("render", exported_ply, *words, "-q", "-o", tmp_path / "out")
+        assert quiet.err == ""
+
+    @pytest.mark.parametrize("path", ["spiral", "interpolate"])
+    def test_paths_from_camera_to_camera_need_cameras(self, splat: Splat, exported_ply: Path, path: str) -> None:
+        refused = splat("render", exported_ply, "--views", path)
         assert refused.code == 2
         assert "--cameras" in refused.err
+        assert "orbit and ellipse do without" in refused.err
 
     def test_saved_cameras_render_the_same(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
         cameras = tmp_path / "c.json"
