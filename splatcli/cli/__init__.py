@@ -44,8 +44,13 @@ def _open_missing_streams() -> None:
     """Open the null device in place of a closed stdin, stdout or stderr.
 
     Otherwise the next files would get their descriptors, and what a library or a child process prints would land there.
+    A closed stdout is opened for reading: what is written to it is lost, which is an error here and in child processes.
     """
     with contextlib.suppress(OSError):  # a place without /dev/null
         while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+            if descriptor == 1:
+                os.close(descriptor)
+                os.open(os.devnull, os.O_RDONLY)
+                sys.stdout = open(1, "w", closefd=False)  # stays open as any stdout
             os.set_inheritable(descriptor, True)
         os.close(descriptor)

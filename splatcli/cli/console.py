@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import json
 import logging
 import math
@@ -102,7 +105,7 @@ class Output:
     def data(self, payload: bytes | memoryview) -> bool:
         """Write bytes to stdout, for ``-o -``. Return False when the reader has closed the pipe. Raise OutputError."""
         if sys.stdout is None:
-            raise OutputError("stdout is closed", where="stdout", remedy="redirect stdout, or name a file with -o")
+            raise _stdout_error(OSError(errno.EBADF, os.strerror(errno.EBADF)))
         stream: BinaryIO = sys.stdout.buffer
         try:
             stream.write(payload)
@@ -147,7 +150,8 @@ class Output:
         if sys.stdout is None:
             return
         try:
-            sys.stdout.write(text)
+            if text:  # an unbuffered stream passes even nothing on
+                sys.stdout.write(text)
             sys.stdout.flush()
         except OSError as error:
             _discard_stdout(error)
@@ -201,6 +205,16 @@ def take_stdout_error() -> OutputError | None:
     return problem
 
 
+def closed_stdout_error(error: OSError) -> OutputError | None:
+    """Return the error of a text for stdout that stdout was closed for; None for another error."""
+    if error.errno != errno.EBADF or error.filename is not None or sys.stdout is None:
+        return None
+    with contextlib.suppress(OSError, ValueError):  # a stream of a caller
+        if fcntl.fcntl(sys.stdout.fileno(), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            return _stdout_error(error)
+    return None
+
+
 def _discard_stdout(error: OSError) -> None:
     """Drop everything that is written to stdout from now on."""
     if not isinstance(error, BrokenPipeError):
@@ -209,10 +223,12 @@ def _discard_stdout(error: OSError) -> None:
 
 
 def _stdout_error(error: OSError) -> OutputError:
+    closed = error.errno == errno.EBADF
     return OutputError(
-        f"cannot write to stdout: {error.strerror}",
+        "stdout is closed" if closed else f"cannot write to stdout: {error.strerror}",
         where="stdout",
-        remedy="free disk space or redirect stdout elsewhere; the printed results are lost, written files are complete",
+        remedy=f"{'' if closed else 'free disk space or '}redirect stdout elsewhere; the printed results are lost, "
+        "written files are complete",
     )
 
 

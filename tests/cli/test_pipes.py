@@ -104,16 +104,48 @@ def test_training_outlives_the_reader_of_its_events(shell: Shell, tiny_scene: Pa
 
 
 def test_closed_streams_do_no_harm(fresh_shell: Shell, tiny_scene: Path, tmp_path: Path) -> None:
+    """The path of the checkpoint is lost, and it alone."""
     done = fresh_shell(f"splat train {tiny_scene} -n 2 -o run {WORDS} <&- >&- 2>&-; echo $?")
-    assert done.out == "0\n"
+    assert done.out == "8\n"
     assert (tmp_path / "run" / "ckpts" / "ckpt_000002.pt").is_file()
 
 
-def test_bytes_for_a_closed_stdout_are_not_lost_in_silence(fresh_shell: Shell, made: Path) -> None:
-    done = fresh_shell("splat export output/ball -q -o - >&-")
-    assert done.code == 8
-    assert "stdout is closed" in done.err
-    assert "Traceback" not in done.err
+@pytest.mark.parametrize(
+    ("words", "made_file"),
+    [
+        ("export output/ball -q -o -", None),
+        ("export output/ball -q -o x.ply", "x.ply"),
+        ("info output/ball -q", None),
+        ("docs --json", None),
+        ("doctor", None),
+        ("--version", None),
+        ("train --help", None),
+    ],
+)
+def test_what_a_closed_stdout_loses_is_an_error(
+    fresh_shell: Shell, made: Path, tmp_path: Path, words: str, made_file: str | None
+) -> None:
+    done = fresh_shell(f"splat {words} >&-")
+    assert done.code == 8, done.err
+    assert done.err.splitlines()[-3:] == [
+        "error[E008]: stdout is closed",
+        "  where: stdout",
+        "  help: redirect stdout elsewhere; the printed results are lost, written files are complete",
+    ]
+    assert made_file is None or (tmp_path / made_file).is_file()
+
+
+def test_a_rank_knows_that_the_shell_closed_stdout(fresh_shell: Shell, tiny_scene: Path, tmp_path: Path) -> None:
+    done = fresh_shell(f"splat train {tiny_scene} -n 2 -o run --ranks 2 --device cpu {WORDS} -q >&-")
+    assert done.code == 8, done.err
+    assert done.err.count("error[E008]: stdout is closed") == 1
+    assert (tmp_path / "run" / "ckpts" / "ckpt_000002.pt").is_file()
+
+
+def test_a_failure_without_a_result_stays_what_it_is(fresh_shell: Shell) -> None:
+    done = fresh_shell("splat info nosuch --json >&-")
+    assert done.code == 2, done.err
+    assert "stdout is closed" not in done.err
 
 
 def test_files_never_get_the_descriptors_of_closed_streams(fresh_shell: Shell, tmp_path: Path) -> None:
@@ -126,11 +158,6 @@ def test_files_never_get_the_descriptors_of_closed_streams(fresh_shell: Shell, t
     )
     done = fresh_shell(f"{shlex.quote(sys.executable)} parent.py <&- >&- 2>&- && cat y")
     assert done.out.split() == [str(os.stat(os.devnull).st_rdev)] * 3
-
-
-def test_doctor_ends_well_without_stdout(fresh_shell: Shell) -> None:
-    done = fresh_shell("splat doctor >&-; echo $? >&2")
-    assert done.err.splitlines()[-1] == "0", done.err
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
