@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from splatcli.config import Config, build_config, resolve, with_settings
+from splatcli.config import (
+    _UNUSED,
+    Config,
+    build_config,
+    read_settings,
+    resolve,
+    setting_fields,
+    unused_settings,
+    with_settings,
+)
 from splatcli.errors import UsageError
 
 
@@ -68,3 +77,51 @@ def test_none_is_a_value_where_a_number_may_be_missing(tmp_path: Path) -> None:
     assert (named.masks, named.images, named.format) == ("none",) * 3, "names of folders, and of no masks"
     with pytest.raises(UsageError, match=r"optim\.sh0_lr = 'none'"):
         build_config(assignments=["optim.sh0_lr=none"])
+
+
+ALPHA = "train.alpha_lambda"
+
+
+@pytest.mark.parametrize(
+    ("assignments", "said"),
+    [
+        (["strategy.name=adc", "strategy.noise_lr=1"], "strategy.noise_lr has no effect with --strategy adc"),
+        (["strategy.noise_lr=1"], "strategy.noise_lr has no effect with --strategy absgrad"),
+        (["strategy.name=mcmc", "schedule.reset_every=9"], "schedule.reset_every has no effect with --strategy mcmc"),
+        (["strategy.grow_scale3d=0.1"], "strategy.grow_scale3d has no effect with strategy.long_axis_split = true"),
+        (["train.depth_lambda=1"], "train.depth_lambda has no effect without --depth-loss"),
+        (["data.depth_scale=2"], "--depth-scale has no effect without --depth-loss"),
+        (["views.pose_lr=1", "views.exposure=true"], "views.pose_lr has no effect without --pose-opt"),
+        (["model.init=x.ply", "model.init_opacity=0.3"], "model.init_opacity has no effect with --init x.ply"),
+        (
+            ["train.background=white", "train.alpha_lambda=1"],
+            "train.alpha_lambda has no effect with --white-background",
+        ),
+        (["guard.probe_every=0", "guard.psnr_drop=9"], "guard.psnr_drop has no effect with guard.probe_every = 0"),
+    ],
+)
+def test_a_given_setting_without_effect_is_named(assignments: list[str], said: str) -> None:
+    config = build_config(assignments=assignments)
+    assert unused_settings(config, read_settings(assignments=assignments)) == [said]
+    assert unused_settings(config, []) == [], "what nobody gave is not named"
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        ["strategy.name=mcmc", "strategy.noise_lr=1", "strategy.opacity_reg=0.1"],
+        ["strategy.name=adc", "strategy.grow_scale3d=0.1"],
+        ["strategy.name=mcmc", "strategy.revised_opacity=true"],  # the default
+        ["strategy.name=another", "strategy.noise_lr=1", "strategy.grow_grad2d=1"],  # of a plug-in
+        ["data.depths=auto", "train.depth_lambda=1", "data.depth_type=relative"],
+        ["views.pose_opt=true", "views.pose_lr=1"],
+        ["model.random_points=9"],  # counts for a scene without points
+        ["model.init=random", "model.random_points=9", "model.init_opacity=0.3"],
+    ],
+)
+def test_a_setting_with_effect_is_not_named(assignments: list[str]) -> None:
+    assert unused_settings(build_config(assignments=assignments), read_settings(assignments=assignments)) == []
+
+
+def test_settings_without_effect_are_settings() -> None:
+    assert {key for by, _, keys in _UNUSED for key in (by, *keys)} <= setting_fields().keys()

@@ -51,6 +51,6 @@ def _open_missing_streams() -> None:
             if descriptor == 1:
                 os.close(descriptor)
                 os.open(os.devnull, os.O_RDONLY)
-                sys.stdout = open(1, "w", closefd=False)  # stays open as any stdout
+                sys.stdout = os.fdopen(1, "w", closefd=False)
             os.set_inheritable(descriptor, True)
         os.close(descriptor)

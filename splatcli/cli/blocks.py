@@ -19,6 +19,7 @@ from splatcli.cli.run_training import (
     ResumeOverrides,
     check_request,
     default_folder,
+    note_unused,
     resume_training,
     start_training,
 )
@@ -104,6 +105,7 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
             "blocks need a scene with cameras and points", where=scene, remedy=f"run splat sfm {scene} first"
         )
     place = run.output or default_folder(scene)
+    note_unused(config, run.given, out)
     _survey(config, (strips, columns), out)
     if run.dry:
         _show_blocks(place, run, [*range(strips * columns)] if block is None else [block], device, out)
@@ -269,6 +271,7 @@ def _train_block(number: int, run: NewRun, folder: Path, *, device: str, live: L
             rebuild_config=lambda values: run.rebuild_config({**its, **values}),
             request={**run.request, **its},
             output=folder,
+            given=(),  # reported for all blocks together
         )
         return start_training(block, device=device, live=live, out=out)
     check_request(folder, {**run.request, **its}, otherwise="or choose another -o")

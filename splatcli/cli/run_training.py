@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,6 +61,7 @@ class NewRun:
     request: what identifies the run, see build_request(). import_options: for the model that ``--init`` names.
     output: the run folder; None chooses one. limit: seconds of this process that steps and Gaussians have to fit.
     dry: only say what would be done, by as many processes as ``ranks`` says.
+    given: the keys of the settings that the command line and its file give.
     """
 
     config: Config
@@ -73,6 +74,15 @@ class NewRun:
     limit: float | None = None
     dry: bool = False
     ranks: int | None = None
+    given: tuple[str, ...] = ()
+
+
+def note_unused(config: Config, given: Iterable[str], out: Output) -> None:
+    """Print a note for each given setting that has no effect."""
+    from splatcli.config import unused_settings
+
+    for text in unused_settings(config, given):
+        out.note(f"note: {text}")
 
 
 def start_training(
@@ -177,6 +187,7 @@ def start_training(
 
             budget = TimeBudget(run.limit, scene, given, device, rebuild, out)
             config = budget.config
+        note_unused(config, run.given, out)
         if run.dry:
             if start == RANDOM != run.config.model.init and run.limit is None and not scene.images.has_depths:
                 # Depths would come with the points, which are not there yet.
@@ -216,6 +227,7 @@ def resume_training(
     """Continue the run of a checkpoint; return the exit code. group, sharded: as for start_training()."""
     from splatcli.checkpoint.file import load_checkpoint
     from splatcli.checkpoint.run_dir import RunDir
+    from splatcli.config import read_settings
     from splatcli.formats.registry import CHECKPOINT, format_of, is_own_checkpoint
     from splatcli.scene.read import read_scene
     from splatcli.train.backgrounds import training_image_background
@@ -241,6 +253,7 @@ def resume_training(
         config, notes = changed_config(
             checkpoint.config, file=overrides.file, assignments=overrides.settings, allowed=overrides.allowed
         )
+        note_unused(config, read_settings(assignments=overrides.settings), out)
         check_iterations(config, checkpoint.step)
         if checkpoint.step == config.train.iterations:
             name = shlex.quote(str(run_folder(path) or path))

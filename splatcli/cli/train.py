@@ -154,6 +154,7 @@ def train(args: TrainArguments) -> int:
     from splatcli.cli.ranks import SHARDED, check_ranks, joined_group, start_ranks
     from splatcli.cli.run_training import NewRun, build_request, start_training
     from splatcli.cli.view import live_page
+    from splatcli.config import read_settings
 
     processes = args.processes
     layout = any(args.settings.get(f"data.{key}") for key in ("format", "model", "images"))
@@ -192,6 +193,7 @@ def train(args: TrainArguments) -> int:
                 limit=None if args.max_time is None else _seconds(args.max_time),
                 dry=args.dry_run,
                 ranks=ranks,
+                given=tuple(read_settings(args.settings, file=args.config, assignments=args.assignments)),
             )
             with live_page(args.page.viewer, host=args.page.host, port=args.page.port, out=out) as live:
                 if config.data.blocks is not None:

@@ -95,6 +95,22 @@ class TestTrain:
         stored = json.loads((tmp_path / "run" / "config.json").read_text())
         assert stored["train"]["seed"] == 2
 
+    def test_a_setting_without_effect_is_noted(
+        self, splat: Splat, tiny_scene: Path, finished_run: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "a.toml").write_text("[strategy]\ngrow_factor = 2.0\nname = 'adc'\n")
+        words = ("--config", tmp_path / "a.toml", "--depth-scale", 2, "--set", "strategy.opacity_reg=0.1", "--dry-run")
+        done = splat("train", tiny_scene, "-o", tmp_path / "x", *QUICK, *words)
+        assert done.code == 0, done.err
+        assert [line for line in done.err.splitlines() if "no effect" in line] == [
+            "note: strategy.grow_factor has no effect with --strategy adc",
+            "note: --depth-scale has no effect without --depth-loss",
+        ]
+        run_folder = shutil.copytree(finished_run, tmp_path / "run")
+        resumed = splat("resume", run_folder, "-n", 41, "--set", "views.pose_lr=0.1")
+        assert resumed.code == 0, resumed.err
+        assert "note: views.pose_lr has no effect without --pose-opt" in resumed.err
+
     def test_runs_without_a_name_are_numbered(
         self, splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
