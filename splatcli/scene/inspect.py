@@ -34,7 +34,8 @@ _MAX_LISTED = 3
 #: Views, and sparse points, below which a scene is likely to come out wrong.
 FEW_VIEWS, FEW_POINTS = 6, 100
 _MORE_VIEWS = "take more images around the subject, each overlapping the next by two thirds"
-_MORE_POINTS = "take sharper images with more texture and overlap, and run structure from motion again"
+_SHARPER = "take sharper images with more texture and overlap"
+_MORE_POINTS = f"{_SHARPER}, and run structure from motion again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +68,23 @@ def inspect_scene(scene: Scene) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.state == "warning")
 
 
-def few_notes(views: int, points: int) -> list[str]:
-    """Return notes on a scene of very few views or sparse points; no points at all are no problem of this kind."""
+def few_notes(views: int, points: int, *, cameras_held: bool = False) -> list[str]:
+    """Return notes on a scene of very few views or sparse points; no points at all are no problem of this kind.
+
+    cameras_held: whether the cameras were known before the points, which then say nothing of the poses.
+    """
     found = [f"only {views} views, from which surfaces are guesses: {_MORE_VIEWS}"] if views < FEW_VIEWS else []
-    if 0 < points < FEW_POINTS:
+    if 0 < points < FEW_POINTS and cameras_held:
+        found.append(f"only {points} sparse points, so the start is weak: {_SHARPER}")
+    elif 0 < points < FEW_POINTS:
         found.append(f"only {points} sparse points, so poses and the start are weak: {_MORE_POINTS}")
     return found
 
 
 def scene_notes(scene: Scene) -> list[str]:
     """Return few_notes() of a scene that could be read."""
-    return few_notes(len(scene.cameras), 0 if scene.points is None else len(scene.points))
+    count = 0 if scene.points is None else len(scene.points)
+    return few_notes(len(scene.cameras), count, cameras_held=scene.cameras_held)
 
 
 def _cameras(scene: Scene) -> Iterator[Finding]:

@@ -42,6 +42,7 @@ class Scene:
         scene's own files tell it.
     observations: of some points, in the input's images; None for a COLMAP model, whose files have them.
     seen: for each camera the rows of ``points`` that its image is known to see; None where that was not asked for.
+    cameras_held: the cameras were known before the points: these were triangulated with them, or given.
     """
 
     root: Path
@@ -58,6 +59,7 @@ class Scene:
     file: Path = field(default_factory=Path)
     place: tuple[float, float, float] | None = None
     observations: Observations | None = None
+    cameras_held: bool = False
 
     def __post_init__(self) -> None:
         if any(camera.model == "ortho" for camera in self.cameras):

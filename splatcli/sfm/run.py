@@ -575,10 +575,12 @@ def doubts(facts: dict[str, Any]) -> list[str]:
             f"points are off by {facts['reprojection_error_px']:.2f} pixels on average: {lens}"
             "--camera-per image if lenses were changed or zoomed"
         )
-    found += few_notes(facts["registered"], facts["points"])
+    held = bool(facts.get("cameras_held"))
+    found += few_notes(facts["registered"], facts["points"], cameras_held=held)
     if facts.get("observations_per_image", math.inf) < _FEW_OBSERVATIONS:
+        uncertain = "the start is weak" if held else "poses are uncertain"
         found.append(
-            f"an image has only {facts['observations_per_image']:.0f} points on average, so poses are uncertain: take "
+            f"an image has only {facts['observations_per_image']:.0f} points on average, so {uncertain}: take "
             "sharper images with more texture and overlap, or try a larger --max-image-size"
         )
     if facts.get("parallax_degrees", math.inf) < _LITTLE_PARALLAX:

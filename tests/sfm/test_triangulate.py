@@ -301,6 +301,26 @@ def test_points_without_tracks_give_no_depths(posed: Path, tmp_path: Path, capfd
     assert not (tmp_path / "run").exists()
 
 
+def test_few_points_say_nothing_of_poses_that_were_given(
+    posed: Path, made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cloud.ply").write_text(CLOUD)
+    few = shutil.copytree(made, tmp_path / "few")
+    model = pycolmap.Reconstruction(few / "sparse" / "0")
+    for number in list(model.points3D)[20:]:
+        model.delete_point3D(number)
+    model.write(few / "sparse" / "0")
+    for scene, words, said in (
+        (posed, ("--points", str(tmp_path / "cloud.ply")), "only 5 sparse points, so the start is weak: take sharper"),
+        (few, (), "only 20 sparse points, so the start is weak: take sharper"),
+    ):
+        capfd.readouterr()
+        assert run(["info", str(scene), *words]) == 0
+        out, err = capfd.readouterr()
+        assert said in out + err
+        assert "poses and the start" not in out + err
+
+
 @pytest.mark.parametrize(
     ("images", "numbers"),
     [
