@@ -184,6 +184,16 @@ class RenderArguments:
             help="Point that orbit, ellipse and spiral face.  [default: the point nearest to all optical axes]",
         ),
     ] = None
+    fov: Annotated[
+        float | None,
+        typer.Option(
+            "--fov",
+            metavar="DEGREES",
+            min=1.0,
+            max=170.0,
+            help="Vertical field of view of a path.  [default: that of the cameras; of a fisheye, that of its middle]",
+        ),
+    ] = None
     cameras: Annotated[
         Path | None,
         typer.Option("--cameras", metavar="JSON", help="Cameras to make paths from, for a model without cameras."),
@@ -221,6 +231,7 @@ def render(args: RenderArguments) -> int:
       splat render output/scene --views test -o compare --side-by-side
       splat render output/scene --views orbit -o orbit.mp4 --size 1280x720
       splat render output/scene --views interpolate --loop --what rgb,depth -o tour.mp4
+      splat render output/scene --views orbit --fov 70 -o wide.mp4
       splat render output/scene --views camera_path.json -o film.mp4
       splat render output/scene --views test --projection fisheye -o fisheye
       splat render output/scene --views all --projection ortho -o maps
@@ -280,6 +291,7 @@ def _path_options(args: RenderArguments) -> PathOptions:
         ("--loop", args.loop, PATHS),
         ("--order", args.order, ("interpolate",)),
         ("--focus", args.focus, facing),
+        ("--fov", args.fov, PATHS),
     ):
         if given and args.views not in concerns:
             raise UsageError(
@@ -287,13 +299,19 @@ def _path_options(args: RenderArguments) -> PathOptions:
             )
     if args.order not in (None, "name", "nearest"):
         raise UsageError(f"{args.order!r} is not an order", where="--order", remedy="name or nearest")
+    if args.fov is not None and args.projection == "fisheye":
+        raise UsageError(
+            "a fisheye shows 180 degrees from corner to corner",
+            where="--fov, --projection",
+            remedy="leave one out",
+        )
     if args.cameras is not None and args.views not in PATHS:
         raise UsageError("only paths are made from cameras", where="--cameras", remedy=f"--views {args.cameras}")
     point = None
     if args.focus is not None:
         x, y, z = parse_numbers(args.focus, 3, "--focus", "a point in scene units, as 0.5,-1,3")
         point = (x, y, z)
-    return PathOptions(args.frames, args.loop, args.order == "nearest", point)
+    return PathOptions(args.frames, args.loop, args.order == "nearest", point, fov=args.fov)
 
 
 def views_of(

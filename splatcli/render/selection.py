@@ -97,6 +97,7 @@ class PathOptions:
     focus: the point to look at, if not the focus of the cameras.
     distance: returns the distance of the scene from a camera, for cameras without a focus.
     georeferenced: z is up, whatever the cameras say: those of a flight look down.
+    fov: the vertical field of view in degrees, if not that of the cameras.
     """
 
     frames: int | None = None
@@ -105,6 +106,7 @@ class PathOptions:
     focus: tuple[float, float, float] | None = None
     distance: Callable[[Camera], float] | None = None
     georeferenced: bool = False
+    fov: float | None = None
 
 
 _Z_UP = np.array([0.0, 0.0, 1.0])
@@ -202,7 +204,7 @@ def _path(name: str, cameras: list[Camera], options: PathOptions, camera_file: P
             remedy=f"name the cameras for {name}: --cameras {camera_file}, or the scene with --data; "
             f"{' and '.join(AROUND)} do without",
         )
-    lens = _lens(cameras)
+    lens = _lens(cameras) if options.fov is None else _of_fov(_lens(cameras), options.fov)
     poses = np.stack([np.linalg.inv(camera.viewmat) for camera in cameras])
     frames = options.frames or (
         FRAMES if name != "interpolate" else max(FRAMES, _FRAMES_A_CAMERA * (len(cameras) - 1 + options.loop))
@@ -253,6 +255,15 @@ def _lens(cameras: Sequence[Camera]) -> Camera:
     fx, fy = (float(np.median([getattr(camera, key) for camera in alike])) for key in ("fx", "fy"))
     near = min(camera.near for camera in cameras)
     return Camera("", width, height, fx, fy, width / 2, height / 2, np.eye(4), near, models[0])
+
+
+def _of_fov(lens: Camera, fov: float) -> Camera:
+    """Return a pinhole with a vertical field of view of ``fov`` degrees. Raises UsageError for orthographic cameras."""
+    if lens.model == "ortho":
+        raise UsageError("orthographic cameras have no field of view", where="--fov", remedy="leave it out")
+    lens = lens.as_pinhole()
+    factor = 0.5 * lens.height / np.tan(np.radians(fov) / 2) / lens.fy
+    return replace(lens, fx=lens.fx * factor, fy=lens.fy * factor)
 
 
 #: Frames of a path at most at which the distance of the scene is measured.

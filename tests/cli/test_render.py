@@ -96,6 +96,33 @@ class TestPaths:
             done = splat("render", exported_ply, *words, *common, tmp_path / "ply")
             assert [Path(line).read_bytes() for line in done.lines] == expected
 
+    def test_a_path_has_the_field_of_view_that_is_asked_for(
+        self, splat: Splat, finished_run: Path, exported_ply: Path, cameras: Path, tmp_path: Path
+    ) -> None:
+        """In height; positions stay. Fisheyes, whose paths are those of pinholes, have it too."""
+        from_fisheyes = tmp_path / "fisheyes.json"
+        as_fisheyes = ("--views", "all", "--projection", "fisheye", "--save-cameras", from_fisheyes)
+        assert splat("render", finished_run, *as_fisheyes, "-q", "-o", tmp_path / "out").code == 0
+        saved, plain = tmp_path / "c.json", tmp_path / "plain.json"
+        words = ("--views", "orbit", "--frames", 2, "--size", "48x24", "-q", "-o", tmp_path / "out", "--save-cameras")
+        assert splat("render", finished_run, *words, plain).code == 0
+        sources = (("--cameras", cameras), ("--cameras", from_fisheyes), ())
+        for model, more in ((finished_run, ()), *((exported_ply, source) for source in sources)):
+            done = splat("render", model, *more, *words, saved, "--fov", 90)
+            assert done.code == 0, done.err
+            for camera, other in zip(*(read_camera_file(path).cameras for path in (saved, plain)), strict=True):
+                assert (camera.fx, camera.fy) == pytest.approx((12.0, 12.0))
+                assert (camera.width, camera.height, camera.model) == (48, 24, "pinhole")
+                assert model != finished_run or np.allclose(camera.viewmat, other.viewmat)
+        for refused, said in (
+            (("--views", "test", "--fov", 90), "it does not apply to --views test"),
+            (("--views", "orbit", "--fov", 90, "--projection", "fisheye"), "180 degrees from corner to corner"),
+            (("--views", "orbit", "--fov", 180), "--fov"),
+        ):
+            done = splat("render", finished_run, *refused)
+            assert done.code == 2
+            assert said in done.err
+
     @pytest.mark.parametrize("path", ["orbit", "ellipse"])
     def test_a_model_without_cameras_is_gone_around(
         self, splat: Splat, exported_ply: Path, tmp_path: Path, path: str

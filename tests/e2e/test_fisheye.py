@@ -216,6 +216,11 @@ def test_paths_and_changed_views_are_pinholes(trained: Trained, tmp_path: Path) 
         assert all("model" not in camera for camera in cameras)
         own = Model.load(trained.fisheye).cameras[0]
         assert all((camera["width"], camera["fx"]) == (own.width, own.fx) for camera in cameras)
+    wide = ["render", str(trained.fisheye), "--views", "orbit", "--frames", "1", "--fov", "120"]
+    assert run([*wide, "-q", "-o", str(tmp_path / "wide"), "--save-cameras", str(saved)]) == 0
+    (camera,) = json.loads(saved.read_text())["cameras"]
+    assert "model" not in camera
+    assert camera["fy"] == pytest.approx(0.5 * camera["height"] / np.tan(np.radians(60)))
 
 
 def test_exported_cameras_are_fisheyes_and_render_the_same(trained: Trained, tmp_path: Path) -> None:
