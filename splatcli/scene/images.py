@@ -153,6 +153,10 @@ class ImageStore:
         self.background = background
         self.alpha_is_mask = alpha_is_mask
         self.mask_is_alpha = mask_is_alpha
+        # Sources do not change, and scores ask for each view.
+        self._has_masks = any(source.mask is not None for source in sources)
+        self._has_depths = any(source.depth is not None for source in sources)
+        self._has_blanks = any(source.camera.model == "fisheye" for source in sources)
         self._images = ByteCache(budget)
         self._grids = ByteCache(GRID_BYTES)
         self._workers: ThreadPoolExecutor | None = None
@@ -173,18 +177,17 @@ class ImageStore:
     @property
     def masked(self) -> bool:
         """Whether pixels may be masked."""
-        blanks = any(source.camera.model == "fisheye" for source in self.sources)
-        return blanks or self.alpha_is_mask or (self.has_masks and not self.mask_is_alpha)
+        return self._has_blanks or self.alpha_is_mask or (self.has_masks and not self.mask_is_alpha)
 
     @property
     def has_masks(self) -> bool:
         """Whether there are files of masks."""
-        return any(source.mask is not None for source in self.sources)
+        return self._has_masks
 
     @property
     def has_depths(self) -> bool:
         """Whether there are maps of depths."""
-        return any(source.depth is not None for source in self.sources)
+        return self._has_depths
 
     def has_depth(self, i: int) -> bool:
         """Return whether image ``i`` has a depth map."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from PIL import Image
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError, SplatError
 from splatcli.scene.camera import Camera
+from splatcli.scene.images import ImageSource
 from splatcli.scene.masks import reduce_mask, resample_mask
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
@@ -51,6 +53,26 @@ def test_masks_beside_the_images_are_found_by_name(tmp_path: Path, name: str) ->
     assert any("8 images have masks" in note for note in scene.notes)
     for i in range(made.COUNT):
         assert_masked(scene, i, kept(i))
+
+
+def test_a_store_knows_what_it_has_without_a_look_at_each_source(tmp_path: Path) -> None:
+    """Scores ask for every view: a thousand views must not be a million looks."""
+
+    class Sources(list[ImageSource]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[ImageSource]:
+            Sources.looks += 1
+            return super().__iter__()
+
+    made.colmap_scene(tmp_path)
+    write_masks(tmp_path / "masks")
+    images = read_scene(tmp_path, DataConfig()).images
+    store = images.of(Sources(images.sources))
+    before = Sources.looks
+    for _ in range(5):
+        assert (store.masked, store.has_masks, store.has_depths) == (True, True, False)
+    assert Sources.looks == before
 
 
 def test_masks_of_images_in_folders(tmp_path: Path) -> None:
