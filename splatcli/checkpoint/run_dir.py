@@ -185,6 +185,21 @@ _CHECKPOINT = re.compile(r"ckpt_(\d{6,})\.pt")
 _MOVED_ASIDE = re.compile(r".+\.old-\d+")
 
 
+#: Characters that no path of a run has: paths are printed one a line, and read so by the next command of a pipe. That
+#: takes tabs.
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def check_name(path: Path) -> None:
+    """Raise OutputError if the path of a new run folder has a line break or another control character."""
+    if _CONTROL.search(str(path)):
+        raise OutputError(
+            "a run folder's name has no line breaks and control characters: its path is one line of a pipe",
+            where=repr(str(path)),
+            remedy="choose another place with -o",
+        )
+
+
 class RunDir:
     """An open run folder; holds the lock until ``close`` or the end of the ``with`` block."""
 
@@ -201,10 +216,11 @@ class RunDir:
         Until a state after the first step is saved, or keep() is called, a ``with`` block that ends in an error removes
         it again.
         overwrite: a folder with content is moved aside to ``<name>.old-<n>``; nothing is deleted.
-        Raises OutputError when the place has content (without overwrite), is a file or cannot be written,
-        LockedError when another process works there; then nothing has changed.
+        Raises OutputError as check_name(), and when the place has content (without overwrite), is a file or cannot be
+        written, LockedError when another process works there; then nothing has changed.
         """
         path = Path(path)
+        check_name(path)
         undo = Undo(path)
         try:
             if path.exists() and not path.is_dir():

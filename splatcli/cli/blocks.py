@@ -80,6 +80,7 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
     The folder of the run takes the blocks and the merged model. A stopped block continues, a finished one stays. Raises
     OutputError for one of other settings.
     """
+    from splatcli.checkpoint.run_dir import check_name
     from splatcli.config import parse_blocks
     from splatcli.scene.read import has_images_only
 
@@ -105,6 +106,7 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
             "blocks need a scene with cameras and points", where=scene, remedy=f"run splat sfm {scene} first"
         )
     place = run.output or default_folder(scene)
+    check_name(place)
     note_unused(config, run.given, out)
     _survey(config, (strips, columns), out)
     if run.dry:

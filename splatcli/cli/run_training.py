@@ -100,7 +100,7 @@ def start_training(
     group: the processes that share the run; the first finds cameras and makes the folder, and all read the scene.
     sharded: each process holds a part of the Gaussians. live: shows the run to browsers.
     """
-    from splatcli.checkpoint.run_dir import REQUEST
+    from splatcli.checkpoint.run_dir import REQUEST, check_name
     from splatcli.config import RANDOM
     from splatcli.scene.inspect import compare_observations
     from splatcli.scene.masks import ALPHA, NONE
@@ -113,6 +113,7 @@ def start_training(
     config = run.config
     named = Path(config.data.scene)
     place = run.output or default_folder(named)
+    check_name(place)
     earlier = Path()
     if not run.overwrite:
         earlier = _on_rank0(group, "inspecting the run folder", lambda: _earlier_run(place, run.request, out) or Path())

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from splatcli.checkpoint.run_dir import RunDir
+from splatcli.errors import OutputError
 from splatcli.output import free_folder
 from tests.cli.tiny import QUICK
 from tests.running import Splat
@@ -32,6 +34,28 @@ def test_a_run_in_a_folder_that_is_not_utf8_is_trained_and_used(splat: Splat, ti
     ):
         done = splat(*words)
         assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "bell\a", "a\r", "line\u2028"])
+def test_a_run_whose_path_is_not_one_line_is_refused(
+    splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Before any work: with -o, by the name of its scene, for blocks, and where Python makes the folder."""
+    monkeypatch.chdir(tmp_path)
+    scene = tmp_path / name
+    scene.symlink_to(tiny_scene, target_is_directory=True)
+    for words in ((tiny_scene, "-o", f"{name}-run"), (scene,), (tiny_scene, "-o", f"{name}-run", "--dry-run")):
+        done = splat("train", *words, "-n", 5, *QUICK)
+        assert done.code == 8, done.err
+        assert "no line breaks and control characters" in done.err
+        assert f"where: {(f'{name}-run' if '-o' in words else f'output/{name}')!r}" in done.err
+        assert "help: choose another place with -o" in done.err
+        assert "reading" not in done.err
+    with pytest.raises(OutputError, match="no line breaks"):
+        RunDir.create(tmp_path / f"{name}-run")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    done = splat("train", scene, "-o", "tab\tand space", "-n", 1, "-q", *QUICK)
+    assert done.lines == ["tab\tand space/ckpts/ckpt_000001.pt"]
 
 
 def test_a_scene_whose_name_is_not_utf8_is_refused_with_the_remedy(
