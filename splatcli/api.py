@@ -54,7 +54,7 @@ from splatcli.train.backgrounds import evaluation_background, parse_background, 
 from splatcli.train.densify import STRATEGIES, Strategy, check_strategy
 from splatcli.train.events import Alarmed, Evaluated, Event, Refined, RolledBack, SaveFailed, Started, Stepped, Stopped
 from splatcli.train.init import resolve_init
-from splatcli.train.start import changed_config, check_loss
+from splatcli.train.start import changed_config, check_loss, data_to_resume
 from splatcli.train.state import TrainState, flushed
 from splatcli.train.trainer import Trainer as EngineTrainer
 
@@ -515,10 +515,12 @@ class Trainer:
         if strategy is not None:
             values["strategy.name"] = strategy if isinstance(strategy, str) else type(_checked(strategy)).__name__
         config, notes = changed_config(checkpoint.config, values=values)
-        self.scene = self._read(Path(checkpoint.dataset.root) if scene is None else scene, config)
+        data, more = (config.data, []) if "data.points" in values else data_to_resume(config.data)
+        to_read = config.model_copy(update={"data": data})
+        self.scene = self._read(Path(checkpoint.dataset.root) if scene is None else scene, to_read)
         self._prepare(config, device, callbacks, loss, strategy)
         self.output, self._from, self._given, self._overwrite, self._named = folder, file, None, False, True
-        for note in notes:
+        for note in [*notes, *more]:
             _log.info(note)
         return self
 

@@ -233,7 +233,7 @@ def resume_training(
     from splatcli.scene.read import read_scene
     from splatcli.train.backgrounds import training_image_background
     from splatcli.train.densify import check_strategy
-    from splatcli.train.start import changed_config, check_iterations, check_loss, scene_folder
+    from splatcli.train.start import changed_config, check_iterations, check_loss, data_to_resume, scene_folder
     from splatcli.train.trainer import Trainer
 
     if not is_own_checkpoint(path):
@@ -254,7 +254,8 @@ def resume_training(
         config, notes = changed_config(
             checkpoint.config, file=overrides.file, assignments=overrides.settings, allowed=overrides.allowed
         )
-        note_unused(config, read_settings(assignments=overrides.settings), out)
+        requested = read_settings(assignments=overrides.settings)
+        note_unused(config, requested, out)
         check_iterations(config, checkpoint.step)
         if checkpoint.step == config.train.iterations:
             name = shlex.quote(str(run_folder(path) or path))
@@ -268,7 +269,8 @@ def resume_training(
         out.note(f"reading {root}")
         run = run_folder(path)
         with _slow_section(group, "reading the scene"), _skipping_in_a_new_run(root, run or path):
-            scene = read_scene(root, config.data, background=training_image_background(config))
+            data, more = (config.data, []) if "data.points" in requested else data_to_resume(config.data)
+            scene = read_scene(root, data, background=training_image_background(config))
         requests.listen_for_stops()
         make = partial(RunDir.open, run) if run else partial(_new_run_dir, scene.root)
         with _open_run_dir(group, make) as run_dir:
@@ -280,7 +282,7 @@ def resume_training(
                     device=device,
                     config=config,
                     allowed=overrides.allowed,
-                    notes=notes,
+                    notes=[*notes, *more],
                     group=group,
                     sharded=sharded,
                 )

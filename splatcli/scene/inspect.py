@@ -82,9 +82,10 @@ def few_notes(views: int, points: int, *, cameras_held: bool = False) -> list[st
 
 
 def scene_notes(scene: Scene) -> list[str]:
-    """Return few_notes() of a scene that could be read."""
+    """Return notes on a scene of no points, and few_notes()."""
+    none = ["the scene has no points: training makes its own"] if scene.points is None else []
     count = 0 if scene.points is None else len(scene.points)
-    return few_notes(len(scene.cameras), count, cameras_held=scene.cameras_held)
+    return [*none, *few_notes(len(scene.cameras), count, cameras_held=scene.cameras_held)]
 
 
 def _cameras(scene: Scene) -> Iterator[Finding]:

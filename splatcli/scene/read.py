@@ -329,8 +329,6 @@ def build_scene(
         store = fit_relative_depths(store, known, source.file, notes)
     train, test = split_views(source, [camera.name for camera in cameras], data.test_every, notes)
     _check_places([cameras[i] for i in train], data.scene_extent, source.file, notes)
-    if points is None:
-        notes.append("the scene has no points: training makes its own")
     return Scene(
         source.root,
         reader.name,
@@ -362,8 +360,7 @@ def _given_points(
         raise SceneError(
             "there are no points here",
             where=path,
-            remedy="--points names a PLY, or the folder of a COLMAP model or of what splat sfm made; put back "
-            "what a run began with, or resume with --set data.points=PATH",
+            remedy="--points names a PLY, or the folder of a COLMAP model or of what splat sfm made",
         )
     if path.is_dir():
         points, images = colmap.read_points(path, data, notes, with_tracks=with_tracks)

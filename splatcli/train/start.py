@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from splatcli.checkpoint.state import Checkpoint, DatasetInfo
-from splatcli.config import Config, flat_settings, read_settings, resolve, with_settings
+from splatcli.config import Config, DataConfig, flat_settings, read_settings, resolve, with_settings
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.native.backend import ISA_VARIABLE, chosen_isa, same_rounding
@@ -74,6 +74,31 @@ def scene_folder(checkpoint: Checkpoint, data: Path | None) -> Path:
             "the scene of this run does not exist", where=root, remedy="name its present folder: --data DIR"
         )
     return root
+
+
+def data_to_resume(data: DataConfig) -> tuple[DataConfig, list[str]]:
+    """Return the settings to read the scene of a resumed run with, and notes: without points that are gone.
+
+    The checkpoint has what the points gave: Gaussians, near planes, clearances and settings. Only their depths and the
+    bounds of a block are not in it; SceneError where these are needed.
+    """
+    if data.points is None or Path(data.points).exists():
+        return data, []
+    use = None
+    if data.block is not None:
+        use = "its block is cut by them"
+    elif data.depths == AUTO:
+        use = "its depth term uses their depths"
+    elif data.depths is not None and data.depth_type != "metric":
+        use = "its depth maps are fitted to them"
+    if use is not None:
+        raise SceneError(
+            f"the points that the run began with are gone, and {use}",
+            where=data.points,
+            remedy="put them back, or say where they are: --set data.points=PATH",
+        )
+    note = f"the points that the run began with are gone, and not needed any more: {data.points}"
+    return data.model_copy(update={"points": None}), [note]
 
 
 def run_scene(checkpoint: Checkpoint, data: Path | None, background: Rgb | None) -> Scene:

@@ -18,8 +18,9 @@ from numpy.testing import assert_allclose
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.cli import run_training
+from splatcli.scene.camera import NEAR
 from splatcli.train.state import flushed
-from tests.cli.tiny import HEIGHT, QUICK, VIEWS, WIDTH, write_scene
+from tests.cli.tiny import HEIGHT, QUICK, VIEWS, WIDTH, add_points, write_scene
 from tests.formats.made import read_ply
 from tests.running import Splat
 
@@ -186,6 +187,23 @@ class TestResume:
         assert second.code == 0
         assert second.lines == [str(tmp_path / "run" / "ckpts" / "ckpt_000040.pt")]
         assert_equal_state(Path(second.lines[0]), finished_run / "ckpts" / "ckpt_000040.pt")
+
+    def test_goes_on_without_the_points_that_it_began_with(self, splat: Splat, tmp_path: Path) -> None:
+        """Near planes, free space before cameras and the rate of dropout come from them, and are in the checkpoint."""
+        points = add_points(write_scene(tmp_path / "pointed")) / "points.ply"
+        scene = write_scene(tmp_path / "scene")
+        moved = points.rename(tmp_path / "cloud.ply")
+        words = ("-n", 40, "-q", *QUICK, "--init", "sfm", "--points", moved)
+        assert splat("train", scene, "-o", tmp_path / "whole", *words).code == 0
+        assert splat("train", scene, "-o", tmp_path / "parts", *words, "--stop-at", 17).code == 0
+        moved.unlink()
+        done = splat("resume", tmp_path / "parts")
+        assert done.code == 0, done.err
+        assert f"not needed any more: {moved}" in done.err
+        assert "training makes its own" not in done.err
+        whole, parts = (tmp_path / name / "ckpts/ckpt_000040.pt" for name in ("whole", "parts"))
+        assert all(camera.near > 10 * NEAR for camera in load_checkpoint(parts).cameras)
+        assert_equal_state(parts, whole)
 
     def test_extends_a_finished_run(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
         run = shutil.copytree(finished_run, tmp_path / "run")

@@ -11,6 +11,7 @@ import pytest
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.inspect import scene_notes
 from splatcli.scene.read import read_scene
 from tests.scene import made
 
@@ -109,7 +110,7 @@ def test_a_model_without_points_has_none(tmp_path: Path, text: bool) -> None:
     (tmp_path / f"sparse/0/points3D.{'txt' if text else 'bin'}").unlink()
     scene = read_scene(tmp_path, DataConfig())
     assert scene.points is None
-    assert "the scene has no points: training makes its own" in scene.notes
+    assert "the scene has no points: training makes its own" in scene_notes(scene)
 
 
 @pytest.mark.parametrize("change", ["crlf", "bom"])

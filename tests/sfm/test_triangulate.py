@@ -190,12 +190,18 @@ def test_training_triangulates_points_that_are_missing(
     config = json.loads((tmp_path / "out/run/config.json").read_text())
     assert (config["data"]["points"], config["data"]["scene"]) == (str(points), str(posed))
     assert config["model"]["init"] == "sfm"
-    # The same command goes on; the points are read again, wherever they are now.
+    # The same command goes on, also without the points, which are read wherever they are now.
     moved = points.rename(tmp_path / "points")
-    assert run([*words, "--iterations", "3"]) == 3
-    assert f"there are no points here\n  where: {points}" in capfd.readouterr().err
-    assert run(["eval", "out/run", "--views", "train", "--device", "cpu"]) == 0  # for which the images are enough
-    assert run(["resume", "out/run", "--set", f"data.points={moved}"]) == 0
+    assert run(["eval", "out/run", "--views", "train", "--device", "cpu"]) == 0
+    copy = shutil.copytree("out/run", "out/copy")
+    assert run([*words, "--iterations", "3"]) == 0
+    said = capfd.readouterr().err
+    assert f"the points that the run began with are gone, and not needed any more: {points}" in said
+    assert "training makes its own" not in said
+    assert run(["resume", str(copy), "--set", "data.points=nowhere"]) == 3
+    assert "there are no points here" in capfd.readouterr().err
+    assert run(["resume", str(copy), "--set", f"data.points={moved}"]) == 0
+    assert run(["resume", "out/run", "-n", "4", "-q"]) == 0, "nor are they read again"
     # Another run uses them again, and their frame is that of the cameras, far from the origin.
     moved.rename(points)
     assert run([*words[:-3], "out/again", "--cap-max", "2000", "--iterations", "1"]) == 0
@@ -278,6 +284,18 @@ def test_depths_come_from_points_that_are_triangulated_first(
     assert run([*words, "--depth-loss", "-o", "out/points", "--stop-at", "1"]) == 0
     assert "points found before are used" in capfd.readouterr().err
     assert run(["resume", "out/points"]) == 0
+    moved = Path("out/scan-sfm").rename("points")
+    for name, use in (
+        ("points", "its depth term uses their depths"),
+        ("relative", "its depth maps are fitted to them"),
+    ):
+        capfd.readouterr()
+        assert run(["resume", f"out/{name}", "--iterations", "3"]) == 3
+        said = capfd.readouterr().err
+        assert f"the points that the run began with are gone, and {use}" in said
+        assert f"where: {tmp_path / 'out/scan-sfm'}" in said
+        assert "--set data.points=PATH" in said
+    moved.rename("out/scan-sfm")
     # Of 1,600 points an image sees more than half, at their distances from it.
     for points in (made, tmp_path / "out/scan-sfm"):
         scene = read_scene(posed, DataConfig(points=str(points), depths="auto"))

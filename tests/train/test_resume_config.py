@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from splatcli.config import Config, with_settings
-from splatcli.errors import UsageError
+from splatcli.config import Config, DataConfig, with_settings
+from splatcli.errors import SceneError, UsageError
 from splatcli.rasterizer import NativeEngine
 from splatcli.train.events import Stepped
-from splatcli.train.start import apply_config, changed_config
+from splatcli.train.start import apply_config, changed_config, data_to_resume
 from splatcli.train.trainer import Trainer
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, short_config
@@ -142,3 +143,33 @@ def test_an_extended_run_has_the_bits_of_the_shorter_one_until_there() -> None:
     second = [event.loss for event in part.run() if isinstance(event, Stepped)]
     assert [*first, *second][:12] == losses
     assert len(second) == 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "use"),
+    [
+        ({}, None),
+        ({"depths": "maps", "depth_type": "metric"}, None),
+        ({"depths": "maps", "depth_type": "relative"}, "its depth maps are fitted to them"),
+        ({"depths": "auto"}, "its depth term uses their depths"),
+        ({"blocks": "1x2", "block": 1}, "its block is cut by them"),
+        ({"blocks": "1x2"}, None),  # merged
+    ],
+    ids=str,
+)
+def test_points_that_are_gone_are_missed_only_where_they_are_used(
+    tmp_path: Path, settings: dict[str, Any], use: str | None
+) -> None:
+    points = tmp_path / "points.ply"
+    data = DataConfig(points=str(points), **settings)
+    if use is None:
+        assert data_to_resume(data) == (
+            DataConfig(**settings),
+            [f"the points that the run began with are gone, and not needed any more: {points}"],
+        )
+    else:
+        with pytest.raises(SceneError, match=f"are gone, and {use}") as caught:
+            data_to_resume(data)
+        assert caught.value.where == str(points)
+    points.touch()
+    assert data_to_resume(data) == (data, [])
