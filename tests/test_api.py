@@ -35,7 +35,7 @@ from splatcli.scene.camera import CameraModel
 from splatcli.train.densify import Refinement
 from splatcli.train.densify.default import AdcStrategy
 from splatcli.train.events import Evaluated, Refined, Stepped
-from tests.cli.tiny import QUICK, write_scene
+from tests.cli.tiny import QUICK, add_points, write_scene
 from tests.native.cases import NEEDS_COMPILER
 from tests.train.worlds import random_gaussians, ring_cameras
 
@@ -399,6 +399,19 @@ def test_a_resumed_run_takes_none_and_other_values_of_python(ball: Path, tmp_pat
     assert (config.save.steps, config.optim.beta1) == ((4,), 0.5)
     with pytest.raises(UsageError, match="out of range"):
         splatcli.Trainer.resume(tmp_path / "run", device="cpu", iterations=None)
+
+
+@NEEDS_COMPILER
+def test_a_resumed_run_does_without_the_points_that_it_began_with(ball: Path, tmp_path: Path) -> None:
+    points = add_points(write_scene(tmp_path / "pointed")) / "points.ply"
+    trainer = splatcli.Trainer(ball, output=tmp_path / "run", **{**TINY, "init": "sfm"}, iterations=6, points=points)
+    trainer.run(stop_at=2)
+    points.unlink()
+    with pytest.raises(SceneError, match="no points here"):
+        splatcli.Trainer.resume(tmp_path / "run", device="cpu", points=points)
+    resumed = splatcli.Trainer.resume(tmp_path / "run", device="cpu")
+    resumed.run()
+    assert resumed.step == 6
 
 
 @NEEDS_COMPILER
