@@ -288,12 +288,13 @@ def test_views_of_an_inria_run_name_its_camera_file(
     unknown = splat("render", tmp_path, "--views")
     assert (unknown.code, "--views cameras.json" in unknown.err) == (2, True), unknown.err
     shutil.copy(cameras, tmp_path / "cameras.json")
-    for words, advice in (
-        (("render", tmp_path, "--views"), f"--views {tmp_path / 'cameras.json'}"),
-        (("render", path, "--views", "orbit"), f"--cameras {tmp_path / 'cameras.json'}"),
+    for words, code, advice in (
+        (("render", tmp_path, "--views"), 2, f"--views {tmp_path / 'cameras.json'}"),
+        (("render", path, "--views", "interpolate"), 2, f"--cameras {tmp_path / 'cameras.json'}"),
+        (("render", path, "--views", "orbit", "--frames", 1), 0, f"of a file, such as {tmp_path / 'cameras.json'}"),
     ):
         done = splat(*words, "-o", tmp_path / "out")
-        assert (done.code, advice in " ".join(done.err.split())) == (2, True), done.err
+        assert (done.code, advice in " ".join(done.err.split())) == (code, True), done.err
     views = ("--views", tmp_path / "cameras.json", "-o", tmp_path / "out")
     assert splat("render", tmp_path, *views).code == 0
 
