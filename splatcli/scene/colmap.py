@@ -41,6 +41,7 @@ from splatcli.scene.source import (
     Reader,
     SceneSource,
     View,
+    leads_outside,
     path_in_scene,
     rigid_pose,
 )
@@ -216,9 +217,12 @@ def _views(model: Model, root: Path, data: DataConfig, problems: Problems) -> li
             )
         with problems.collect():
             label = f"image {image.number} {image.name!r}"
-            key, outside = path_in_scene(_utf8(image, file), root, file, label, allow_outside=data.allow_outside)
+            name = _utf8(image, file)
+            key, outside = path_in_scene(name, root, file, label, allow_outside=data.allow_outside)
             lens = FixedLens(model.file("cameras"), f"camera {image.camera}", cameras[image.camera])
-            views.append(View(key, lens, _viewmat(image, file, label), label, outside, number=image.number))
+            moved = outside is None and leads_outside(name, root)
+            viewmat = _viewmat(image, file, label)
+            views.append(View(key, lens, viewmat, label, outside, number=image.number, moved=moved))
     return views
 
 

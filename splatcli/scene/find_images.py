@@ -77,6 +77,11 @@ def find_images(
         notes.append(
             f"{len(found.inexact)} images were found under another ending, case or Unicode form, e.g. {file} for {name}"
         )
+    if moved := [view.name for view in views if view.moved and view.name in found.paths]:
+        notes.append(
+            f"{len(moved)} images are not where {source.file.name} places them, outside the scene, and were found in "
+            f"its folder, e.g. {moved[0]}"
+        )
     _tell_links(found, source.root, notes)
     # Of images in the scene's own folder, a folder DIR_2 beside it is another scene.
     own = found.folder.resolve() == source.root.resolve()

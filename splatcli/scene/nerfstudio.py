@@ -18,7 +18,16 @@ from splatcli.scene.brown import Brown
 from splatcli.scene.find_images import SUFFIXES, is_file
 from splatcli.scene.imported import load_json
 from splatcli.scene.points import RawPoints, read_points_ply
-from splatcli.scene.source import ROTATION_TOLERANCE, Problems, Reader, SceneSource, View, path_in_scene, rigid_pose
+from splatcli.scene.source import (
+    ROTATION_TOLERANCE,
+    Problems,
+    Reader,
+    SceneSource,
+    View,
+    leads_outside,
+    path_in_scene,
+    rigid_pose,
+)
 
 FILE = "transforms.json"
 
@@ -43,7 +52,7 @@ def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSo
         root=root,
         file=file,
         views=views,
-        image_folders=[root / folder],
+        image_folders=[root / folder] if folder else [root, root / "images", root / "input"],
         points=points,
         tolerant=True,
         resized_folders=folder != "",
@@ -92,7 +101,8 @@ def _view(frame: object, i: int, document: dict[str, Any], root: Path, file: Pat
     if outside is None:
         name = _with_suffix(name, root)
     mask, depth = (_beside(frame, key, root, file, label, data) for key in ("mask_path", "depth_file_path"))
-    return View(name, lens, _viewmat(frame, file, label), label, outside, mask, depth=depth)
+    moved = outside is None and leads_outside(frame["file_path"], root)
+    return View(name, lens, _viewmat(frame, file, label), label, outside, mask, depth=depth, moved=moved)
 
 
 def _beside(frame: dict[str, Any], key: str, root: Path, file: Path, label: str, data: DataConfig) -> str | None:
@@ -232,6 +242,7 @@ def lens_of(frame: dict[str, Any], document: dict[str, Any], file: Path, label: 
     name = label if own else "the camera at the top of the file"
     fisheye = frame.get("is_fisheye", document.get("is_fisheye", False))
     model = str(frame.get("camera_model", document.get("camera_model", "OPENCV_FISHEYE" if fisheye else "OPENCV")))
+    model = model.upper() if model.upper() in _MODELS else model
     return TransformsLens(file, name, model, _intrinsics(frame, document, file, name))
 
 

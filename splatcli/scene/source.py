@@ -64,6 +64,7 @@ class View:
     mask: where the mask is, absolute or from the scene's folder, when the file names one; else None.
     number: what the tracks of the scene's points call the view; None where there are none.
     depth: where the depth map is, absolute or from the scene's folder, when the file names one; else None.
+    moved: whether the file places the image outside, where it is no more, and the scene's folder has it.
     """
 
     name: str
@@ -74,6 +75,7 @@ class View:
     mask: str | None = None
     number: int | None = None
     depth: str | None = None
+    moved: bool = False
 
     @property
     def center(self) -> NDArray[np.float64]:
@@ -138,34 +140,70 @@ _UP = "__"
 def path_in_scene(name: str, root: Path, where: object, label: str, *, allow_outside: bool) -> tuple[str, str | None]:
     """Return a file name from a scene file as a clean path relative to ``root``, forward slashes, and None.
 
+    A path that leads out of ``root`` to no file, as those of another machine, becomes its longest end that lies below.
     allow_outside: for a file that is not below ``root`` return a safe name and the path as it was given.
     Raises SceneError for a file outside that is not allowed, and always for URLs, drive letters and what is no file
     name; nothing is ever downloaded.
     """
-    text = name.replace("\\", "/") if "\\" in name and "/" not in name else name
-    if "://" in text or (len(text) > 1 and text[1] == ":" and text[0].isalpha()):
-        raise SceneError(
-            f"{label}: {name!r} lies outside the scene's folder, and on no disk of this machine",
-            where=where,
-            remedy="put the file into the scene's folder and name it relative to that; nothing is downloaded",
-        )
-    path = Path(text)
-    if path.is_absolute() and path.is_relative_to(root):
-        path = path.relative_to(root)
-    parts: list[str] = []
-    depth = 0
-    for part in path.parts:
-        depth += -1 if part == ".." else 1
-        if depth < 0 or path.is_absolute():
-            return _outside(name, text, path, where, label, allow_outside)
-        if part == "..":
-            parts.pop()
-        else:
-            parts.append(part)
+    text = name.replace("\\", "/")
+    parts = _parts_below(text, root)
+    if parts is None:
+        parts = _end_below(text, root)
+    if parts is None:
+        return _outside(name, text, where, label, allow_outside)
     if not parts or "\0" in text or not all(_is_short(part) for part in parts):
         shown = name if len(name) <= 100 else f"{name[:100]}..."
         raise SceneError(f"{label}: {shown!r} is not the name of a file", where=where, remedy="correct the name")
     return "/".join(parts), None
+
+
+def leads_outside(name: str, root: Path) -> bool:
+    """Return whether a file name from a scene file leads out of ``root``."""
+    return _parts_below(name.replace("\\", "/"), root) is None
+
+
+def _parts_below(text: str, root: Path) -> list[str] | None:
+    """Return the folders and the name of a path below ``root``; None for one that leads out of it."""
+    path = Path(text)
+    if path.is_absolute() and path.is_relative_to(root):
+        path = path.relative_to(root)
+    if path.is_absolute() or _is_foreign(text):
+        return None
+    parts: list[str] = []
+    for part in path.parts:
+        if part != "..":
+            parts.append(part)
+        elif parts:
+            parts.pop()
+        else:
+            return None
+    return parts
+
+
+def _is_foreign(text: str) -> bool:
+    """Return whether a name is a URL or begins with a drive letter."""
+    return "://" in text or (len(text) > 1 and text[1] == ":" and text[0].isalpha())
+
+
+#: Where the file of a path that ends with its name alone may be.
+_IMAGE_FOLDERS = ("", "images", "input")
+
+
+def _end_below(text: str, root: Path) -> list[str] | None:
+    """Return the longest end of a path that leads to no file whose folder, or which itself, is below ``root``."""
+    path = Path(os.path.normpath(text))
+    if "://" in text or "\0" in text or not all(_is_short(part) for part in path.parts):
+        return None
+    if not _is_foreign(text) and os.path.lexists(root / path):
+        return None
+    parts = [part for part in path.parts if part not in ("..", path.anchor)]
+    for start in range(1 if _is_foreign(text) else 0, len(parts) - 1):
+        if (root / Path(*parts[start:-1])).is_dir():
+            return parts[start:]
+    for folder in _IMAGE_FOLDERS if parts else ():
+        if (root / folder / parts[-1]).is_file():
+            return [*Path(folder).parts, parts[-1]]
+    return None
 
 
 def _is_short(part: str) -> bool:
@@ -176,7 +214,13 @@ def _is_short(part: str) -> bool:
         return False
 
 
-def _outside(name: str, text: str, path: Path, where: object, label: str, allowed: bool) -> tuple[str, str]:
+def _outside(name: str, text: str, where: object, label: str, allowed: bool) -> tuple[str, str]:
+    if _is_foreign(text):
+        raise SceneError(
+            f"{label}: {name!r} lies outside the scene's folder, and on no disk of this machine",
+            where=where,
+            remedy="put the file into the scene's folder and name it relative to that; nothing is downloaded",
+        )
     if not allowed:
         raise SceneError(
             f"{label}: {name!r} lies outside the scene's folder",
@@ -184,6 +228,7 @@ def _outside(name: str, text: str, path: Path, where: object, label: str, allowe
             remedy="put the file into the scene's folder and name it relative to that; or let it be read where it is: "
             "splat train --allow-outside",
         )
+    path = Path(text)
     return "/".join(_UP if part == ".." else part for part in path.parts if part != path.anchor), text
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
@@ -186,6 +187,51 @@ def test_an_absolute_path_inside_the_scene_is_fine(tmp_path: Path) -> None:
     frames = _edit(tmp_path)["frames"]
     frames[2]["file_path"] = str(tmp_path / "images/0002.png")
     _edit(tmp_path, frames=frames)
+    assert [camera.name for camera in read_scene(tmp_path, DataConfig()).cameras] == made.names()
+
+
+@pytest.mark.parametrize(
+    "folder", ["C:\\Users\\me\\fox\\images\\", "/home/me/fox/images/", "../fox/images/", "/home/me/fox/"]
+)
+def test_images_named_by_paths_of_another_machine_are_found_in_the_scene(tmp_path: Path, folder: str) -> None:
+    made.nerfstudio_scene(tmp_path)
+    (tmp_path / "masks").mkdir()
+    frames = _edit(tmp_path)["frames"]
+    for frame, name in zip(frames, made.names(), strict=True):
+        frame |= {"file_path": folder + name, "mask_path": f"D:\\fox\\masks\\{name}"}
+        Image.new("L", (made.WIDTH, made.HEIGHT), 255).save(tmp_path / "masks" / name)
+    _edit(tmp_path, frames=frames, test_filenames=[f"{folder}{made.names()[5]}"])
+    scene = read_scene(tmp_path, DataConfig())
+    assert [camera.name for camera in scene.cameras] == made.names()
+    assert scene.images.has_masks
+    assert scene.test == [5]
+    assert any("8 images are not where transforms.json places them" in note for note in scene.notes)
+
+
+def test_a_path_of_another_machine_to_nothing_in_the_scene_is_refused(tmp_path: Path) -> None:
+    made.nerfstudio_scene(tmp_path)
+    frames = _edit(tmp_path)["frames"]
+    frames[2]["file_path"] = "/home/me/other/0002.webp"
+    _edit(tmp_path, frames=frames)
+    _refused(tmp_path, "frame 2 .* lies outside the scene's folder")
+
+
+def test_an_image_that_is_there_outside_is_not_replaced_by_one_in_the_scene(tmp_path: Path) -> None:
+    made.nerfstudio_scene(tmp_path / "scene")
+    made.write_images(tmp_path / "images")
+    frames = _edit(tmp_path / "scene")["frames"]
+    frames[2]["file_path"] = "../images/0002.png"
+    _edit(tmp_path / "scene", frames=frames)
+    _refused(tmp_path / "scene", "frame 2 .* lies outside the scene's folder")
+
+
+@pytest.mark.parametrize("folder", [".\\images\\", "./images\\", ""])
+def test_backslashes_and_names_without_their_folder_are_fine(tmp_path: Path, folder: str) -> None:
+    made.nerfstudio_scene(tmp_path)
+    frames = _edit(tmp_path)["frames"]
+    for frame, name in zip(frames, made.names(), strict=True):
+        frame["file_path"] = folder + name
+    _edit(tmp_path, frames=frames, camera_model="pinhole")
     assert [camera.name for camera in read_scene(tmp_path, DataConfig()).cameras] == made.names()
 
 
