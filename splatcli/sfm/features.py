@@ -131,7 +131,7 @@ def extract(
                         bad[image.name] = features.problem
                         progress(index + 1, len(images))
                         continue
-                    _save_colours(database, index, features.colours)
+                    save_colours(database, index, features.colours)
                     if image.panorama is not None:
                         number = rigs.add(store, str(index), image.panorama, features)
                     else:
@@ -139,13 +139,14 @@ def extract(
                         if key not in cameras:
                             cameras[key] = _add_camera(store, options.matched_model, key)
                         number = _add_image(store, str(index), cameras[key], features)
-                    stored.append(Stored(image, number, _sample(features.descriptors), features.colours))
+                    stored.append(Stored(image, number, sample_of(features.descriptors), features.colours))
                     progress(index + 1, len(images))
                 rigs.finish(store)
     return stored, bad
 
 
-def _sample(descriptors: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def sample_of(descriptors: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return so many of the descriptors of an image that they tell which others look like it."""
     return descriptors[:: max(1, len(descriptors) // _SAMPLE)].copy()
 
 
@@ -164,7 +165,7 @@ def _known(database: Path, count: int) -> dict[int, tuple[int, NDArray[np.uint8]
                 data = store.read_descriptors(number).data
                 if index >= count or len(colours) != len(data) or len(data) != store.num_keypoints_for_image(number):
                     raise ValueError(f"the features of image {index} are not whole")
-                found[index] = number, colours, _sample(np.asarray(data, dtype=np.uint8).reshape(-1, 128))
+                found[index] = number, colours, sample_of(np.asarray(data, dtype=np.uint8).reshape(-1, 128))
     except (OSError, ValueError, RuntimeError, EOFError):
         for path in database.parent.glob(f"{database.name}*"):
             path.unlink()
@@ -174,7 +175,8 @@ def _known(database: Path, count: int) -> dict[int, tuple[int, NDArray[np.uint8]
     return found
 
 
-def _save_colours(database: Path, index: int, colours: NDArray[np.uint8]) -> None:
+def save_colours(database: Path, index: int, colours: NDArray[np.uint8]) -> None:
+    """Write the colours of the features of the image at a place, beside the database."""
     np.save(database.with_name(COLOURS) / f"{index}.npy", colours)
 
 

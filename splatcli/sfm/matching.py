@@ -181,7 +181,7 @@ def describe(descriptors: list[NDArray[np.uint8]], seed: int) -> NDArray[np.floa
     texture that repeats does not outweigh the rest. An image without features is the zero vector.
     """
     generator = np.random.default_rng(seed)
-    everything = [_unit(rows) for rows in descriptors]
+    everything = [unit(rows) for rows in descriptors]
     share = max(1, _SAMPLES // max(1, len(everything)))
     sample = np.concatenate([rows[generator.permutation(len(rows))[:share]] for rows in everything])
     if len(sample) < 2:
@@ -197,6 +197,7 @@ def describe(descriptors: list[NDArray[np.uint8]], seed: int) -> NDArray[np.floa
     return np.asarray(flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12))
 
 
-def _unit(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+def unit(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return descriptors [N, 128] at length 1."""
     values = rows.astype(np.float32)
     return np.asarray(values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12))

@@ -31,6 +31,8 @@ FISHEYE = "OPENCV_FISHEYE"
 VIDEO_FRAMES = 120
 #: The folder beside the database with the colours of the features, a file for each image in it.
 COLOURS = "colours"
+#: The file beside the database with the places where features do not move.
+STATIONARY = "stationary.json"
 #: The file in a folder that is being worked in which is locked meanwhile.
 LOCK = "lock"
 #: A model of fewer images is no scene.

@@ -595,6 +595,13 @@ def doubts(facts: dict[str, Any]) -> list[str]:
         )
     if unread := facts.get("not_read"):
         found.append(unread_note(unread))
+    for fact in facts.get("stationary") or []:
+        places = "; ".join("x {} to {}, y {} to {}".format(*(box[i] for i in (0, 2, 1, 3))) for box in fact["boxes"])
+        found.append(
+            f"features do not move in the {fact['images']} images of {fact['width']}x{fact['height']} pixels, mostly "
+            f"at {places}, as in a watermark, on a part of the vehicle or behind a turntable: cameras are estimated "
+            "without them; hide these pixels with masks, or training puts them into the scene"
+        )
     if facts.get("other_models"):
         found.append(
             f"the images fall into {1 + len(facts['other_models'])} models that nothing connects: take images that "

@@ -42,12 +42,14 @@ from splatcli.sfm.options import (
     FISHEYE,
     LOCK,
     MIN_IMAGES,
+    STATIONARY,
     VIDEO_FRAMES,
     Matching,
     SfmOptions,
     is_fisheye_model,
 )
 from splatcli.sfm.panorama import face_camera, is_panorama, write_faces, write_masks
+from splatcli.sfm.stationary import Places, boxes_of, drop_stationary, find_stationary
 from splatcli.sfm.triangulate import hold_lenses, pairs_by_pose, triangulate
 from splatcli.sfm.video import sharpest, sharpness, write_frames, write_more_frames
 
@@ -116,6 +118,9 @@ class Job:
         )
         self._leave_out(bad)
         self._check_count([item.image.name for item in stored])
+        keys = keys_of(stored, images)
+        places, stationary = self._find_stationary(database, stored)
+        stored = drop_stationary(database, stored, keys, places, self.options.max_image_size)
         cameras = self.options.cameras
         how = how_to_match(self.options.matching, len(stored), video=self.footage.is_video)
         by_pose = cameras is not None and self.options.matching == "auto"
@@ -126,7 +131,6 @@ class Job:
         # The faces of a panorama are at one place, and known to each other.
         source = sources(stored)
         pairs = [(i, j) for i, j in pairs if source[i] is None or source[i] != source[j]]
-        keys = keys_of(stored, images)
         seed = self.options.seed
         if cameras is not None:
             hold_lenses(database, stored, cameras)
@@ -135,7 +139,7 @@ class Job:
         if cameras is None:
             models = self._map("mapping", database, work / "models", len(stored))
             mapped = Mapped(database, stored, keys, pairs, verified, models)
-            mapped, added = self._fill_gaps(mapped, images, how) if self.footage.is_video else (mapped, None)
+            mapped, added = self._fill_gaps(mapped, images, how, places) if self.footage.is_video else (mapped, None)
             mapped, retried = self._retry(mapped)
             mapped = self._try_fisheyes(mapped)
             models = mapped.models
@@ -184,6 +188,7 @@ class Job:
             "added_frames": added,
             "retried": retried,
             "unreadable": self.unreadable,
+            "stationary": stationary,
             "panoramas": self.panoramas,
             "masks": sum(image.mask is not None for image in images),
             "seconds": {phase: round(spent, 2) for phase, spent in self.seconds.items()},
@@ -242,12 +247,35 @@ class Job:
         seed, progress = self.options.seed, self._phase(phase)
         return match(database, keys, pairs, seed=seed, threads=self.threads, gpu=self.gpu, progress=progress)
 
-    def _fill_gaps(self, first: Mapped, images: list[SfmImage], how: Matching) -> tuple[Mapped, dict[str, Any] | None]:
+    def _find_stationary(self, database: Path, stored: list[Stored]) -> tuple[Places, list[dict[str, Any]]]:
+        """Return the places of features that do not move, and their facts; those that an earlier Job found."""
+        file = self.folder / "work" / STATIONARY
+        try:
+            facts: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = find_stationary(database, stored, self.options.max_image_size)
+            facts = [
+                {
+                    "width": size[0],
+                    "height": size[1],
+                    "images": sum((item.image.width, item.image.height) == size for item in stored),
+                    "boxes": boxes_of(places, size),
+                    "places": places.round(2).tolist(),
+                }
+                for size, places in found.items()
+            ]
+            file.write_text(json.dumps(facts), encoding="utf-8")
+        known = {(fact["width"], fact["height"]): np.array(fact["places"], np.float32) for fact in facts}
+        return known, [{**fact, "places": len(fact["places"])} for fact in facts]
+
+    def _fill_gaps(
+        self, first: Mapped, images: list[SfmImage], how: Matching, places: Places
+    ) -> tuple[Mapped, dict[str, Any] | None]:
         """Add frames of the video between neighbours that no model has both of, and map anew.
 
-        images: the frames that were chosen at first. Returns what is to be used, ``first`` unless the largest model
-        registers more of these now, and the facts of the try, or None without gaps. All that is written lies in
-        work/gaps/: what is kept of ``first`` stays valid.
+        images: the frames that were chosen at first. places: around which features are dropped.
+        Returns what is to be used, ``first`` unless the largest model registers more of these now, and the facts of the
+        try, or None without gaps. All that is written lies in work/gaps/: what is kept of ``first`` stays valid.
         """
         models = [{first.name_of(number) for number in model.reg_image_ids()} for model in first.models]
         gaps = find_gaps([image.name for image in images], models)
@@ -267,6 +295,7 @@ class Job:
         progress = self._phase("more features")
         stored, _ = extract(database, everything, self.options, threads=self.threads, gpu=self.gpu, progress=progress)
         keys = keys_of(stored, everything)
+        stored = drop_stationary(database, stored, keys, places, self.options.max_image_size)
         order = sorted(range(len(stored)), key=lambda index: stored[index].image.name)
         wanted = choose_pairs(how, [stored[index].sample for index in order], self.options.seed)
         pairs = [(min(order[i], order[j]), max(order[i], order[j])) for i, j in wanted]
@@ -574,7 +603,15 @@ def remove_unfinished(folder: Path, *, keep_images: bool) -> None:
         folder / "work",
         *([folder / "images"] if keep_images else []),
     }
-    stored = ("database.db", "database.db-journal", "database.db-wal", "database.db-shm", COLOURS, "frames.json")
+    stored = (
+        "database.db",
+        "database.db-journal",
+        "database.db-wal",
+        "database.db-shm",
+        COLOURS,
+        "frames.json",
+        STATIONARY,
+    )
     for path in [*folder.iterdir(), *(folder / "work").iterdir()]:
         if path in kept or (path.parent.name == "work" and path.name in stored):
             continue

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 from splatcli.cli.commands import run
+from splatcli.scene._pycolmap import pycolmap
 from tests.cli.tiny import QUICK
 from tests.sfm import corner
 from tests.sfm.conftest import write_noise
@@ -65,3 +68,34 @@ def test_few_images_and_little_parallax_are_doubted(tmp_path: Path, monkeypatch,
     assert "only 3 views" in capfd.readouterr().out
     assert run(["train", "made", "-o", "run", "-n", "2", "-r", "4", "--device", "cpu", *QUICK]) == 0
     assert "only 3 views" in capfd.readouterr().err
+
+
+def test_a_watermark_does_not_hold_the_camera(tmp_path: Path, monkeypatch, capfd) -> None:
+    """What stays at one place of all images is left out, and the warning says where it is."""
+    monkeypatch.chdir(tmp_path)
+    mark = np.random.default_rng(0).integers(0, 256, (10, 24, 3), dtype=np.uint8)
+    logo = Image.fromarray(mark).resize((120, 50), Image.Resampling.NEAREST)
+    for index in range(8):
+        picture = Image.fromarray(corner.image(index))
+        picture.paste(logo, (110, 120))
+        Path("photos").mkdir(exist_ok=True)
+        picture.save(f"photos/{index}.jpg", quality=95)
+    assert run(["sfm", "photos", "-o", "made", "--json"]) == 0
+    said = capfd.readouterr()
+    facts = json.loads(said.out.splitlines()[-1])
+    assert facts["registered"] == 8
+    (fact,) = facts["stationary"]
+    assert fact["images"] == 8
+    (left, top, right, bottom) = fact["boxes"][0]
+    assert 70 <= left < 150 < 200 < right <= 240
+    assert 80 <= top < 140 < 150 < bottom <= 180
+    where = f"x {left} to {right}, y {top} to {bottom}"
+    assert f"features do not move in the 8 images of 240x180 pixels, mostly at {where}" in said.err
+    model = pycolmap.Reconstruction("made/sparse/0")
+    turns = [model.image(number).cam_from_world().rotation.matrix() for number in sorted(model.reg_image_ids())]
+    names = [int(Path(model.image(number).name).stem) for number in sorted(model.reg_image_ids())]
+    for (one, i), (other, j) in pairwise(zip(turns, names, strict=True)):
+        known = corner.pose(j)[:3, :3] @ corner.pose(i)[:3, :3].T
+        assert np.trace(other @ one.T @ known.T) > 1 + 2 * np.cos(np.radians(0.5))
+    points = [point.xy for number in model.reg_image_ids() for point in model.image(number).get_observation_points2D()]
+    assert not any(112 < x < 228 and 122 < y < 168 for x, y in points)

@@ -1,0 +1,174 @@
+"""Features that stay at one place of the image while the camera moves: watermarks, timestamps, parts of the vehicle.
+
+They match in every pair, say that the camera stands still, and bend or split the model; so does what stands behind an
+object on a turntable. What a camera that moves sees moves in the image, so a place where most images have the same
+feature is not of the scene. Such places are found before images are matched, and the features around them are dropped.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.ndimage import label
+from scipy.spatial import cKDTree
+
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.sfm.features import Stored, sample_of, save_colours
+from splatcli.sfm.matching import unit
+
+#: Images of one size that are compared, at least and at most.
+_FEWEST, _MOST = 8, 24
+#: Share of the other images that must have a feature at its place: photos from two tripods have half of them. Where
+#: there are such places, those of features that fewer images have, since they are hardly found, are taken too: of this
+#: share, and no farther off than so many pixels.
+_SHARE, _LOW_SHARE, _REACH = 0.6, 0.15, 40.0
+#: Pixels, at the size at which features were found, by which places may differ; least cosine of the descriptors.
+_OFF, _ALIKE = 1.5, 0.85
+#: Features near a place that one is compared with: SIFT gives several orientations.
+_NEAREST = 4
+#: Places below which they are chance; pixels around one in which all features are dropped.
+_FEWEST_PLACES, _AROUND = 8, 6.0
+#: Features that are left in the middle image; with fewer the camera stands still, and nothing is dropped.
+_LEFT = 100
+#: Cells of the longer side by which places are gathered to boxes, and how many boxes are reported.
+_CELLS, _BOXES = 12, 3
+
+Size = tuple[int, int]
+#: Width and height of images -> places [P, 2] in pixels.
+Places = Mapping[Size, NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Images of one size in a database. scale: their pixels in one of the size at which features were found."""
+
+    store: pycolmap.Database
+    numbers: list[int]
+    scale: float
+
+    def xy(self, number: int) -> NDArray[np.float32]:
+        return np.asarray(self.store.read_keypoints(number), dtype=np.float32)[:, :2]
+
+    def descriptors(self, number: int) -> NDArray[np.uint8]:
+        return np.asarray(self.store.read_descriptors(number).data, dtype=np.uint8).reshape(-1, 128)
+
+    def moves(self, number: int, places: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Return [N], whether a feature of an image is away from all places."""
+        xy = self.xy(number)
+        away = cKDTree(places).query(xy, distance_upper_bound=_AROUND * self.scale)[0]
+        return np.asarray(np.isinf(away), dtype=np.bool_)
+
+
+def find_stationary(database: Path, stored: Sequence[Stored], max_image_size: int) -> dict[Size, NDArray[np.float32]]:
+    """Return where features stay while the camera moves, for each size of images that has such places.
+
+    max_image_size: pixels of the longer side at which the features were found.
+    """
+    found = {}
+    with pycolmap.Database.open(database) as store:
+        for size, group in _groups(store, stored, max_image_size).items():
+            places = _places_of(group)
+            if len(places):
+                left = [int(group.moves(number, places).sum()) for number in group.numbers]
+                if np.median(left) >= _LEFT:
+                    found[size] = places
+    return found
+
+
+def drop_stationary(
+    database: Path, stored: Sequence[Stored], keys: Sequence[str], places: Places, max_image_size: int
+) -> list[Stored]:
+    """Drop the features around ``places`` from the database; return the images with those that are left.
+
+    keys: the names of ``stored`` in the database. Matches, which count features, are cleared if any is dropped.
+    """
+    rows: dict[int, NDArray[np.bool_]] = {}
+    left: dict[int, tuple[NDArray[np.float32], NDArray[np.uint8]]] = {}
+    with pycolmap.Database.open(database) as store:
+        for size, group in _groups(store, stored, max_image_size).items():
+            for number in group.numbers if size in places else ():
+                moves = group.moves(number, places[size])
+                if not moves.all():
+                    rows[number] = moves
+                    left[number] = group.xy(number)[moves], group.descriptors(number)[moves]
+        if rows:
+            store.clear_matches()
+            store.clear_two_view_geometries()
+    # pycolmap replaces no descriptors.
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.executemany("DELETE FROM descriptors WHERE image_id = ?", [(number,) for number in rows])
+    result = []
+    with pycolmap.Database.open(database) as store, pycolmap.DatabaseTransaction(store):
+        for item, key in zip(stored, keys, strict=True):
+            if item.number in rows:
+                xy, descriptors = left[item.number]
+                store.update_keypoints(item.number, xy)
+                kind = pycolmap.FeatureExtractorType.SIFT
+                store.write_descriptors(item.number, pycolmap.FeatureDescriptors(type=kind, data=descriptors))
+                colours = item.colours[rows[item.number]]
+                save_colours(database, int(key), colours)
+                item = replace(item, sample=sample_of(descriptors), colours=colours)
+            result.append(item)
+    return result
+
+
+def boxes_of(places: NDArray[np.float32], size: Size) -> list[list[int]]:
+    """Return left, top, right, bottom in pixels of the regions that places gather in, those with most first."""
+    cell = max(size) / _CELLS
+    column, row = np.minimum(places.T // cell, _CELLS - 1).astype(int)
+    counts = np.zeros((_CELLS, _CELLS), np.int64)
+    np.add.at(counts, (row, column), 1)
+    regions, _ = label(counts, np.ones((3, 3)))
+    own = regions[row, column]
+    largest = np.argsort(-np.bincount(own)[1:], kind="stable")[:_BOXES] + 1
+    corners = (places[own == region] for region in largest)
+    return [
+        [*np.floor(part.min(axis=0)).astype(int).tolist(), *np.ceil(part.max(axis=0)).astype(int).tolist()]
+        for part in corners
+    ]
+
+
+def _groups(store: pycolmap.Database, stored: Sequence[Stored], max_image_size: int) -> dict[Size, _Group]:
+    groups: dict[Size, _Group] = {}
+    for item in stored:
+        size = item.image.width, item.image.height
+        if item.image.panorama is None:
+            scale = max(1.0, max(size) / max_image_size)
+            groups.setdefault(size, _Group(store, [], scale)).numbers.append(item.number)
+    return groups
+
+
+def _places_of(group: _Group) -> NDArray[np.float32]:
+    """Return [P, 2], the places of features that images of a group have there; none unless most have some of them."""
+    count = len(group.numbers)
+    if count < _FEWEST:
+        return np.zeros((0, 2), np.float32)
+    compared = [group.numbers[i] for i in np.unique(np.linspace(0, count - 1, min(count, _MOST)).round().astype(int))]
+    features = {number: (group.xy(number), unit(group.descriptors(number))) for number in compared}
+    trees = {number: cKDTree(xy) for number, (xy, _) in features.items() if len(xy)}
+    found, counts = [], []
+    for number, (xy, descriptors) in features.items():
+        seen = np.zeros(len(xy), np.int64)
+        for other, tree in trees.items():
+            if other == number or not len(xy):
+                continue
+            _, near = tree.query(xy, k=_NEAREST, distance_upper_bound=_OFF * group.scale)
+            row, column = np.nonzero(near < tree.n)
+            alike = (descriptors[row] * features[other][1][near[row, column]]).sum(axis=1) > _ALIKE
+            seen[np.unique(row[alike])] += 1
+        found.append(xy)
+        counts.append(seen)
+    places, share = np.concatenate(found), np.concatenate(counts) / (len(compared) - 1)
+    sure = places[share > _SHARE]
+    if len(sure) < _FEWEST_PLACES:
+        return places[:0]
+    places = places[share > _LOW_SHARE]
+    places = places[np.isfinite(cKDTree(sure).query(places, distance_upper_bound=_REACH * group.scale)[0])]
+    step = _OFF * group.scale
+    return np.unique((places / step).round(), axis=0) * np.float32(step)
