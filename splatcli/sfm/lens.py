@@ -33,6 +33,8 @@ _SHARE, _MOST = 0.25, 50_000
 _MIN_IMAGES, _MIN_WITHHELD = 5, 100
 #: Gain in the mean error of withheld observations below which a model with more parameters is not worth them.
 LEAST_GAIN = 0.05
+#: The same for a lens of its own for each image of a camera, which is many more parameters.
+_OWN_GAIN = 0.15
 #: Resamplings of the images, and the share of them that may show no gain.
 _RESAMPLED, _DOUBT = 1000, 0.01
 #: Pixels at which an error is cut: a point behind a camera has no place in its image.
@@ -229,6 +231,71 @@ def withheld_errors(
     own = {camera: withheld.of(used) for camera, used in images.items()}
     enough = {camera: rows for camera, rows in own.items() if np.count_nonzero(rows) >= _MIN_WITHHELD}
     return {camera: float(trial.errors[rows].mean()) for camera, rows in enough.items()}
+
+
+def own_lenses(
+    model: pycolmap.Reconstruction,
+    lenses: list[dict[str, Any]],
+    *,
+    constant: set[int],
+    seed: int,
+    threads: int,
+) -> tuple[pycolmap.Reconstruction, list[dict[str, Any]]] | None:
+    """Return the model with a lens for each image of the cameras whose zoom changed, and facts; None without any.
+
+    Withheld observations must be predicted clearly better than by any lens that all images of the camera share. A
+    camera whose focal length EXIF tells is not tried: it has the images of one focal length.
+    lenses: the report of choose_lenses() on the model. constant: as there.
+    """
+    images = _images_of(model, constant)
+    withheld = _withhold(model, {image for used in images.values() for image in used}, seed)
+    asked = [fact for fact in lenses if not model.camera(fact["camera"]).has_prior_focal_length]
+    if not asked:
+        return None
+    before = _attempt(model, {}, withheld, constant, threads)
+    after = _attempt(_split(model, {fact["camera"] for fact in asked}), {}, withheld, constant, threads)
+    facts = []
+    for fact in asked:
+        own = withheld.of(images[fact["camera"]])
+        share, low = gain(before.errors[own], after.errors[own], withheld.images[own], seed)
+        error = float(after.errors[own].mean())
+        shared = min(fact["error_px"], *(trial["error_px"] for trial in fact["tried"]))
+        if share > _OWN_GAIN and low > LEAST_GAIN and error < (1.0 - _OWN_GAIN) * shared:
+            about = {"images": len(images[fact["camera"]]), "error_px_shared": shared, "error_px": error}
+            facts.append({"camera": fact["camera"], **about})
+    if not facts:
+        return None
+    found = _split(model, {fact["camera"] for fact in facts})
+    _adjust(found, constant, threads, min_track_length=0)
+    found.update_point_3d_errors()
+    for fact in facts:
+        own_cameras = [found.camera(found.image(image).camera_id) for image in images[fact["camera"]]]
+        focal = [float(camera.mean_focal_length()) for camera in own_cameras]
+        fact["focal_px"] = [min(focal), max(focal)]
+        if any(doubt(camera, model.camera(fact["camera"])) for camera in own_cameras):
+            return None
+    return found, facts
+
+
+def _split(model: pycolmap.Reconstruction, cameras: set[int]) -> pycolmap.Reconstruction:
+    """Return a copy of a model without rigs of several cameras, in which each image of ``cameras`` has its own."""
+    found = pycolmap.Reconstruction()
+    above = max(model.cameras)
+    for number in sorted({int(model.image(image).camera_id) for image in model.reg_image_ids()} - cameras):
+        found.add_camera_with_trivial_rig(copy.deepcopy(model.camera(number)))
+    for number in model.reg_image_ids():
+        image = model.image(number)
+        camera = int(image.camera_id)
+        if camera in cameras:
+            lens = copy.deepcopy(model.camera(camera))
+            lens.camera_id = camera = above + int(number)
+            found.add_camera_with_trivial_rig(lens)
+        xy = np.array([point.xy for point in image.points2D], dtype=np.float64).reshape(-1, 2)
+        copied = pycolmap.Image(name=image.name, keypoints=xy, camera_id=camera, image_id=number)
+        found.add_image_with_trivial_frame(copied, image.cam_from_world())
+    for number, point in model.points3D.items():
+        found.add_point3D_with_id(number, copy.deepcopy(point))
+    return found
 
 
 def gain(

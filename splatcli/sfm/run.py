@@ -543,6 +543,13 @@ def notes(facts: dict[str, Any]) -> list[str]:
             f"{len(names)} images form a model of their own, kept as sparse/{number}: {listed(names, _MAX_LISTED)}; "
             f"sparse/0, the largest, is used"
         )
+    for fact in facts.get("zoomed") or []:
+        found.append(
+            f"the focal length changes from image to image, between {fact['focal_px'][0]:.0f} and "
+            f"{fact['focal_px'][1]:.0f} pixels: each of {fact['images']} images has a lens of its own, which is off by "
+            f"{fact['error_px']:.2f} instead of {fact['error_px_shared']:.2f} pixels on held-out points; "
+            "splat sfm --camera-per image maps with such lenses from the start"
+        )
     placed = facts.get("georeference") or {}
     for name, reason in list(placed.get("control_points_not_placed", {}).items())[:_SHOWN]:
         found.append(f"control point {name} is not used: {reason}")

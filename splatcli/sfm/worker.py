@@ -34,7 +34,7 @@ from splatcli.sfm.features import SfmImage, Stored, die_with_parent, extract
 from splatcli.sfm.fisheye import compared, wide_cameras, with_fisheyes
 from splatcli.sfm.gaps import find_gaps, stretches_in
 from splatcli.sfm.images import SfmInput, orientation_of, readable
-from splatcli.sfm.lens import choose_lenses
+from splatcli.sfm.lens import choose_lenses, own_lenses
 from splatcli.sfm.matching import Pair, choose_pairs, how_to_match, match, match_again, pairs_to_retry
 from splatcli.sfm.options import (
     AUTO,
@@ -163,8 +163,9 @@ class Job:
             )
         self._check_models(models, names)
         lenses: list[dict[str, Any]] = []
+        zoomed: list[dict[str, Any]] = []
         if self.options.camera_model == AUTO and cameras is None:
-            models, lenses = self._choose_lenses(mapped)
+            models, lenses, zoomed = self._choose_lenses(mapped)
         model = models[0]
         for each in models:
             name_and_colour(
@@ -178,6 +179,7 @@ class Job:
         return {
             **model_facts(model, names),
             "lenses": lenses,
+            "zoomed": zoomed,
             "georeference": placed,
             "other_models": [other.num_reg_images() for other in models[1:]],
             "other_images": [sorted(centers_of(other)) for other in models[1:]],
@@ -217,18 +219,29 @@ class Job:
         enough = registered + _FEW_LACKING * len(mapped.stored)
         return found if found.models and found.models[0].num_reg_images() > enough else mapped
 
-    def _choose_lenses(self, mapped: Mapped) -> tuple[list[pycolmap.Reconstruction], list[dict[str, Any]]]:
-        """Choose the lens of each camera of the largest model; return the models with it, and the report."""
+    def _choose_lenses(
+        self, mapped: Mapped
+    ) -> tuple[list[pycolmap.Reconstruction], list[dict[str, Any]], list[dict[str, Any]]]:
+        """Choose the lens of each camera of the largest model; return the models with it, and two reports.
+
+        The second is of cameras that were zoomed, each of whose images has a lens of its own.
+        """
         models, constant = mapped.models, _rig_cameras(mapped.database)
         kind = {"seed": self.options.seed, "threads": self.threads}
+        as_mapped = models[0]
         models[0], lenses = choose_lenses(models[0], constant=constant, progress=self._phase("lens"), **kind)
         mapped_so = any(is_fisheye_model(fact["start"]) for fact in lenses)
         wide = wide_cameras(models[0], lenses)
+        if not wide and not mapped_so and not constant and self.options.camera_per != "image":
+            own = own_lenses(as_mapped, lenses, constant=constant, **kind)
+            if own is not None:
+                zoomed = {fact["camera"] for fact in own[1]}
+                return [own[0], *models[1:]], [fact for fact in lenses if fact["camera"] not in zoomed], own[1]
         if not wide or mapped_so or not self._may_be_fisheye(mapped.database):
-            return models, lenses
+            return models, lenses, []
         again = self._map_fisheyes(mapped, wide).models
         report = compared(again[0], models[0], lenses, wide, constant=constant, **kind) if again else None
-        return (models, lenses) if report is None else (again, report)
+        return (models, lenses, []) if report is None else (again, report, [])
 
     def _may_be_fisheye(self, database: Path) -> bool:
         """Return whether fisheyes are tried: the lens is not given, and the mapper can hold the faces of panoramas."""

@@ -99,3 +99,26 @@ def test_a_watermark_does_not_hold_the_camera(tmp_path: Path, monkeypatch, capfd
         assert np.trace(other @ one.T @ known.T) > 1 + 2 * np.cos(np.radians(0.5))
     points = [point.xy for number in model.reg_image_ids() for point in model.image(number).get_observation_points2D()]
     assert not any(112 < x < 228 and 122 < y < 168 for x, y in points)
+
+
+def test_a_zoom_without_exif_gives_each_image_its_own_focal_length(tmp_path: Path, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    size = np.array([corner.WIDTH, corner.HEIGHT])
+    parts = [1 - 0.15 * (index % 3) for index in range(9)]
+    for index, part in enumerate(parts):
+        box = np.concatenate([size * (1 - part), size * (1 + part)]) / 2
+        picture = Image.fromarray(corner.image(0.7 * index))
+        picture.resize(tuple(size), Image.Resampling.LANCZOS, box=tuple(box)).save(
+            f"photos/{index}.jpg", quality=95
+        )
+    assert run(["sfm", "photos", "-o", "made", "--json"]) == 0
+    said = capfd.readouterr()
+    facts = json.loads(said.out.splitlines()[-1])
+    assert (facts["registered"], [fact["images"] for fact in facts["zoomed"]]) == (9, [9])
+    assert "the focal length changes from image to image" in said.err
+    model = pycolmap.Reconstruction("made/sparse/0")
+    for number in model.reg_image_ids():
+        image = model.image(number)
+        known = corner.FOCAL / parts[int(Path(image.name).stem)]
+        assert abs(model.camera(image.camera_id).mean_focal_length() / known - 1) < 0.05

@@ -14,7 +14,7 @@ from splatcli.config import DataConfig
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.read import read_scene
 from splatcli.sfm import lens
-from splatcli.sfm.lens import CANDIDATES, choose_lenses, converted, doubt, gain
+from splatcli.sfm.lens import CANDIDATES, choose_lenses, converted, doubt, gain, own_lenses
 from tests.sfm import corner
 from tests.sfm.lenses import HEIGHT, NOISE, WIDTH, reconstruct
 
@@ -69,6 +69,14 @@ def test_the_lens_that_is_there_is_found(name: str) -> None:
     rays = np.column_stack([truth.cam_from_img(pixels), np.ones(len(pixels))])
     # Off by less than a pixel from middle to edge: a lens and poses that shift together see alike.
     assert np.abs(found.camera(1).img_from_cam(rays) - pixels).max() < 1.0
+
+
+@pytest.mark.parametrize("name", ["OPENCV", "FULL_OPENCV"])
+def test_a_lens_that_no_image_zooms_is_shared(name: str) -> None:
+    """Also where SIMPLE_RADIAL does not follow it, so that a lens for each image predicts better than one."""
+    model = mapped([(name, KNOWN[name])])
+    _, lenses = choose(model)
+    assert own_lenses(model, lenses, constant=set(), seed=42, threads=1) is None
 
 
 @pytest.mark.parametrize(
