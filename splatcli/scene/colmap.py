@@ -35,6 +35,7 @@ from splatcli.scene.find_images import walk
 from splatcli.scene.points import Observations, RawPoints, Tracks, doubt_of, stride
 from splatcli.scene.sfm_report import REPORT, are_cameras_held
 from splatcli.scene.source import (
+    IMAGE_FOLDERS,
     ROTATION_TOLERANCE,
     FixedLens,
     Problems,
@@ -221,6 +222,8 @@ def _views(model: Model, root: Path, data: DataConfig, problems: Problems) -> li
             key, outside = path_in_scene(name, root, file, label, allow_outside=data.allow_outside)
             lens = FixedLens(model.file("cameras"), f"camera {image.camera}", cameras[image.camera])
             moved = outside is None and leads_outside(name, root)
+            if moved and key.partition("/")[0] in IMAGE_FOLDERS:  # names are relative to the folder of images
+                key = key.partition("/")[2] or key
             viewmat = _viewmat(image, file, label)
             views.append(View(key, lens, viewmat, label, outside, number=image.number, moved=moved))
     return views

@@ -116,13 +116,20 @@ def decode(path: Path, background: Rgb | None, orientation: int = 1, size: tuple
     )
 
 
+#: The least bright level of a JPEG that is not black.
+_MIDDLE = 128
+
+
 def decode_nonzero(path: Path, orientation: int = 1) -> NDArray[np.bool_]:
     """Return [H, W], whether a pixel is neither black nor transparent, EXIF's ``orientation`` applied.
 
-    Numbers are taken as stored: 1 is not 0, whatever the number of bits. Raises SceneError.
+    Numbers are taken as stored: 1 is not 0, whatever the number of bits. Those of a JPEG, which blurs black, count from
+    the middle of their range. Raises SceneError.
     """
     with _opened(path) as image, _decoding(path):
         undo = _orientation(image) if image.format == "TIFF" else 1
+        if image.format in ("JPEG", "MPO"):
+            return reorient(np.asarray(image.convert("L")) >= _MIDDLE, undo, orientation)
         if image.mode[0] not in "IF":
             image = image.convert("RGBA") if image.has_transparency_data else image.convert("RGB")
         values = np.asarray(image)

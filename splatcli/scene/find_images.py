@@ -75,7 +75,8 @@ def find_images(
     if found.inexact:
         name, file = found.inexact[0]
         notes.append(
-            f"{len(found.inexact)} images were found under another ending, case or Unicode form, e.g. {file} for {name}"
+            f"{len(found.inexact)} images were found under another ending, case or Unicode form, or in another folder, "
+            f"e.g. {file} for {name}"
         )
     if moved := [view.name for view in views if view.moved and view.name in found.paths]:
         notes.append(
@@ -189,7 +190,26 @@ def _choose_folder(folders: list[Path], views: list[View]) -> Found:
             return found
         if best is None or len(found.paths) > len(best.paths):
             best = found
+    if best is not None and not best.paths:
+        best = next(filter(None, (_by_last_names(folder, views) for folder in folders)), best)
     return best or Found(folders[0], missing=[view.name for view in views])
+
+
+def _by_last_names(folder: Path, views: list[View]) -> Found | None:
+    """Find the images below ``folder`` by their names alone, where these tell all views and files apart; else None.
+
+    A model may name folders that its images were in when it was made, or leave out those that they are in now.
+    """
+    files: dict[str, list[str]] = defaultdict(list)
+    for file in images_below(folder) if folder.is_dir() else ():
+        files[PurePosixPath(file).name].append(file)
+    names = {view.name: PurePosixPath(view.name).name for view in views}
+    if len(set(names.values())) < len(views) or not all(len(files.get(name, ())) == 1 for name in names.values()):
+        return None
+    found = Found(folder)
+    found.paths = {name: folder / files[last][0] for name, last in names.items()}
+    found.inexact = [(name, files[last][0]) for name, last in names.items()]
+    return found
 
 
 def ambiguous_error(folder: Path, name: str, candidates: list[str]) -> SceneError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Literal
 
 import numpy as np
@@ -224,7 +225,9 @@ def shown_shares(xyz: NDArray[np.float32], cameras: list[Camera]) -> NDArray[np.
 
 def _top(source: ImageSource) -> str:
     """Return the folder that image names are relative to."""
-    return str(source.path.parents[source.camera.name.count("/")].name) + "/"
+    folders = PurePosixPath(source.camera.name).parent.parts
+    inside = source.path.parent.parts[-len(folders) :] == folders if folders else False
+    return source.path.parents[len(folders) if inside else 0].name + "/"
 
 
 def _sizes(sizes: Counter[tuple[int, int]]) -> str:

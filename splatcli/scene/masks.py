@@ -6,7 +6,7 @@ Masked pixels take no part in anything, or are empty (``data.mask_mode``).
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,7 @@ from PIL import Image
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.decode import decode_nonzero, read_header, same_shape
-from splatcli.scene.find_images import SHOWN, Found, ambiguous_error, find_in
+from splatcli.scene.find_images import SHOWN, SUFFIXES, Found, ambiguous_error, find_in, is_file
 from splatcli.scene.source import Problems, SceneSource, View
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 #: Settings of ``data.masks`` that name no folder.
 NONE, ALPHA = "none", "alpha"
+
+#: What programs add to the name of an image for that of its mask.
+_MARKS = ("_mask", ".mask")
 
 #: Weight of masked pixels in a resampled one that hides it; beyond the rounding of the resampling.
 _HIDES = 1e-3
@@ -62,13 +65,18 @@ def find_masks(
         return {}
     masks = masks_in(folder, list(found.paths), problems, wanted=data.masks is not None)
     if not masks and data.masks is None:
-        notes.append(f"{folder.name}/ holds no mask of these images and is not used")
+        first = next(iter(found.paths), "a.jpg")
+        notes.append(
+            f"{folder.name}/ holds no mask of these images and is not used; that of {first} would be {first}.png, "
+            f"{Path(first).stem}.png or {Path(first).stem}_mask.png"
+        )
     return masks
 
 
 def masks_in(folder: Path, names: list[str], problems: Problems, *, wanted: bool) -> dict[str, Path]:
     """Return each image's mask in ``folder``, by COLMAP's names (a.jpg.png), else by the image's with any ending.
 
+    Where none is named so, a_mask and a.mask are, or a.jpg_mask and a.jpg.mask, with any ending.
     wanted: a folder without any mask of these images is a problem too. Masks of some images only always are one.
     """
     masks = {name: folder / f"{name}.png" for name in names if (folder / f"{name}.png").is_file()}
@@ -77,6 +85,9 @@ def masks_in(folder: Path, names: list[str], problems: Problems, *, wanted: bool
     for name, candidates in others.ambiguous:
         problems.add(ambiguous_error(folder, name, candidates))
     missing = others.missing
+    if len(missing) == len(names):
+        masks = {name: mask for name in names if (mask := _marked(folder, name)) is not None}
+        missing = [name for name in names if name not in masks]
     if missing and (masks or wanted):
         problems.add(
             SceneError(
@@ -87,6 +98,13 @@ def masks_in(folder: Path, names: list[str], problems: Problems, *, wanted: bool
             )
         )
     return masks
+
+
+def _marked(folder: Path, name: str) -> Path | None:
+    """Return the mask of an image that its name calls one; None without it."""
+    stems = (str(PurePosixPath(name).with_suffix("")), name)
+    marked = (f"{stem}{mark}{suffix}" for stem in stems for mark in _MARKS for suffix in SUFFIXES)
+    return next((folder / each for each in marked if is_file(folder / each)), None)
 
 
 def check_mask(mask: Path, image: Path, stored: tuple[int, int], orientation: int, reduced: bool) -> int:

@@ -185,8 +185,8 @@ def _is_foreign(text: str) -> bool:
     return "://" in text or (len(text) > 1 and text[1] == ":" and text[0].isalpha())
 
 
-#: Where the file of a path that ends with its name alone may be.
-_IMAGE_FOLDERS = ("", "images", "input")
+#: Folders of a scene that images are searched in.
+IMAGE_FOLDERS = ("", "images", "input")
 
 
 def _end_below(text: str, root: Path) -> list[str] | None:
@@ -200,10 +200,8 @@ def _end_below(text: str, root: Path) -> list[str] | None:
     for start in range(1 if _is_foreign(text) else 0, len(parts) - 1):
         if (root / Path(*parts[start:-1])).is_dir():
             return parts[start:]
-    for folder in _IMAGE_FOLDERS if parts else ():
-        if (root / folder / parts[-1]).is_file():
-            return [*Path(folder).parts, parts[-1]]
-    return None
+    there = bool(parts) and any((root / folder / parts[-1]).is_file() for folder in IMAGE_FOLDERS)
+    return parts[-1:] if there else None
 
 
 def _is_short(part: str) -> bool:

@@ -269,3 +269,31 @@ def test_points_that_two_images_see_with_large_errors_are_left_out(tmp_path: Pat
         ["2 points are left out that two images see with over 1.45 times the median reprojection error"],
     )
     assert read() == read(max_point_error=0) == ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [])
+
+
+@pytest.mark.parametrize(
+    ("named", "stored"),
+    [
+        ("photos/day1/{}", "images/{}"),
+        ("{}", "images/cam1/{}"),
+        ("/home/me/photos/{}", "images/{}"),
+        ("/home/me/fox/images/{}", "images/{}"),
+    ],
+)
+def test_images_are_found_by_their_last_names_where_folders_changed(tmp_path: Path, named: str, stored: str) -> None:
+    made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=[named.format(n) for n in made.names()]))
+    made.write_images(tmp_path, [stored.format(name) for name in made.names()])
+    scene = read_scene(tmp_path, DataConfig())
+    assert [Path(camera.name).name for camera in scene.cameras] == made.names()
+    for i in range(made.COUNT):
+        np.testing.assert_array_equal(scene.images.load(i), made.picture(i))
+    notes = " ".join(scene.notes)
+    assert "8 images were found under" in notes or "8 images are not where" in notes
+
+
+def test_last_names_that_several_images_have_are_not_guessed(tmp_path: Path) -> None:
+    names = [f"cam{i % 2}/{i // 2}.png" for i in range(made.COUNT)]
+    made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=names))
+    made.write_images(tmp_path / "images", [f"left{i % 2}/{i // 2}.png" for i in range(made.COUNT)])
+    with pytest.raises(SceneError, match="none of the 8 images was found"):
+        read_scene(tmp_path, DataConfig())

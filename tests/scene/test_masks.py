@@ -75,6 +75,26 @@ def test_a_store_knows_what_it_has_without_a_look_at_each_source(tmp_path: Path)
     assert Sources.looks == before
 
 
+@pytest.mark.parametrize("name", ["{}_mask.png", "{}.mask.png", "{}_mask.jpg"])
+@pytest.mark.parametrize("ending", ["", ".png"])
+def test_masks_that_their_names_call_so_are_found(tmp_path: Path, name: str, ending: str) -> None:
+    made.colmap_scene(tmp_path)
+    (tmp_path / "masks").mkdir()
+    for i, image in enumerate(made.names()):
+        mask = Image.fromarray(kept(i).astype(np.uint8) * np.uint8(255))
+        mask.save(tmp_path / "masks" / name.format(Path(image).stem + ending), quality=95)
+    scene = read_scene(tmp_path, DataConfig())
+    for i in range(made.COUNT):
+        assert_masked(scene, i, kept(i))
+
+
+def test_a_folder_without_masks_of_these_images_says_how_they_are_named(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path)
+    write_masks(tmp_path / "masks", "mask-of-{}.png")
+    notes = read_scene(tmp_path, DataConfig()).notes
+    assert any("that of 0000.png would be 0000.png.png, 0000.png or 0000_mask.png" in note for note in notes)
+
+
 def test_masks_of_images_in_folders(tmp_path: Path) -> None:
     names = [f"cam{i % 2}/{name}" for i, name in enumerate(made.names())]
     made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=names))
