@@ -109,9 +109,7 @@ def test_a_zoom_without_exif_gives_each_image_its_own_focal_length(tmp_path: Pat
     for index, part in enumerate(parts):
         box = np.concatenate([size * (1 - part), size * (1 + part)]) / 2
         picture = Image.fromarray(corner.image(0.7 * index))
-        picture.resize(tuple(size), Image.Resampling.LANCZOS, box=tuple(box)).save(
-            f"photos/{index}.jpg", quality=95
-        )
+        picture.resize(tuple(size), Image.Resampling.LANCZOS, box=tuple(box)).save(f"photos/{index}.jpg", quality=95)
     assert run(["sfm", "photos", "-o", "made", "--json"]) == 0
     said = capfd.readouterr()
     facts = json.loads(said.out.splitlines()[-1])
