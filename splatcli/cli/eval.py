@@ -208,6 +208,7 @@ def _measure(
     from splatcli.render.images import render_pixels
     from splatcli.render.scoring import means
     from splatcli.render.selection import select_views
+    from splatcli.scene.borders import border_note
     from splatcli.train.backgrounds import evaluation_background, parse_background
     from splatcli.train.evaluate import protocol, unlike_note
 
@@ -241,7 +242,7 @@ def _measure(
             where=scene.root,
             remedy="evaluate other views (--views all), or correct the masks",
         )
-    unlike = None
+    unlike, borders = None, border_note(scene, indices)
     if checkpoint is None:
         unlike = unlike_note(sum(score.psnr for score in scores) / len(scores), scene.root)
     mean = means(figures)
@@ -258,7 +259,10 @@ def _measure(
     return (
         facts,
         [*lines, f"num_gaussians {len(model.gaussians)}"],
-        ([] if unlike is None else [unlike]) + _remarks(scores, fitted, views, shown=extremes is not None),
+        [
+            *(note for note in (unlike, borders) if note is not None),
+            *_remarks(scores, fitted, views, shown=extremes is not None),
+        ],
     )
 
 

@@ -494,8 +494,9 @@ def _initial_model(config: Config, import_options: ImportOptions, out: Output) -
     return model
 
 
-def summary(run: Path, checkpoint: Path, num_gaussians: int, score: Evaluated | None) -> str:
-    """Return the message at the end of a run: time, quality, sizes, views far below the others, what comes next."""
+def summary(trainer: Trainer, checkpoint: Path, score: Evaluated | None) -> str:
+    """Return the message at the end of a run: time, quality, sizes, what is suspicious, what comes next."""
+    from splatcli.scene.borders import border_note
     from splatcli.train.evaluate import outlier_note
 
     took = f"done in {format_time(process_age())}"
@@ -504,10 +505,12 @@ def summary(run: Path, checkpoint: Path, num_gaussians: int, score: Evaluated | 
         size = [f"{checkpoint.stat().st_size / 1e6:,.1f} MB"]
     except OSError:
         size = []
-    facts = ", ".join([*quality, f"{num_gaussians:,} Gaussians", *size])
-    name = shlex.quote(str(run))
+    facts = ", ".join([*quality, f"{trainer.state.count:,} Gaussians", *size])
+    name = shlex.quote(str(trainer.run_dir.path))
     note = None if score is None else outlier_note(score.views)
     remark = f"\n{note}\n  help: splat eval {name} --sheet sheet.png" if note else ""
+    borders = None if score is None else border_note(trainer.scene, trainer.state.test)
+    remark += f"\n{borders}" if borders else ""
     following = [f"splat view {name}", f"splat render {name} --views", f"splat export {name} -o scene.ply"]
     return f"{took}: {facts}{remark}\nnext: " + "\n      ".join(following)
 
@@ -578,7 +581,7 @@ def run_trainer(
         "rollbacks": rollbacks,
     }
     if problem is None and stopped.reason == "finished" and trainer.state.config.data.block is None:
-        out.note(summary(trainer.run_dir.path, stopped.path, trainer.state.count, score))
+        out.note(summary(trainer, stopped.path, score))
     out.result(facts, [stopped.path])
     if problem is not None:
         raise problem

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from splatcli.config import DataConfig, Projection
 from splatcli.errors import SceneError, UsageError
@@ -289,17 +291,34 @@ def _bad_note(bad: list[SceneError]) -> str:
     return f"{len(bad)} images cannot be read and are left out: {named}" + ("; ..." if len(bad) > _MAX_LISTED else "")
 
 
-def _identical_note(sources: Iterable[ImageSource]) -> str | None:
+def _identical_note(sources: Sequence[ImageSource]) -> str | None:
     """Return a warning of images that are byte for byte the same; None when there are none."""
     names = {source.path: source.camera.name for source in sources}
     groups = identical_files(names)
     if not groups:
         return None
     pairs = "; ".join(" = ".join(names[path] for path in group[:_MAX_LISTED]) for group in groups[:_MAX_LISTED])
-    return (
-        f"{sum(map(len, groups))} images are identical files ({pairs}): one of them is not what its camera saw; "
-        "remove the copies"
+    cameras = {source.path: source.camera for source in sources}
+    centers = np.array([camera.center for camera in cameras.values()])
+    far = _SAME_POSE * float(np.linalg.norm(centers - centers.mean(axis=0), axis=1).max())
+    apart = any(not _same_pose(cameras[group[0]], cameras[path], far) for group in groups for path in group[1:])
+    means = (
+        "one of them is not what its camera saw"
+        if apart
+        else "they count several times, and a copy that is held out is trained by another name"
     )
+    return f"{sum(map(len, groups))} images are identical files ({pairs}): {means}; remove the copies"
+
+
+#: Poses that structure from motion finds for one image differ by less: in an axis, and in the centre as a part of the
+#: largest distance of a camera from the middle of all.
+_SAME_POSE = 0.02
+
+
+def _same_pose(a: Camera, b: Camera, far: float) -> bool:
+    """Return whether two cameras have one pose; ``far`` is the distance of their centres at most."""
+    turned = float(np.abs(a.viewmat[:3, :3] - b.viewmat[:3, :3]).max())
+    return turned < _SAME_POSE and float(np.linalg.norm(a.center - b.center)) <= far
 
 
 #: Bytes at the start of files of one size that are compared before whole files are.

@@ -70,6 +70,24 @@ def test_the_end_of_a_run_names_a_view_far_below_the_others(splat: Splat, tmp_pa
     assert f"splat eval {run} --sheet sheet.png" in done.err
 
 
+def test_letterbox_bars_are_named_at_the_end_of_a_run_and_by_eval(splat: Splat, tmp_path: Path) -> None:
+    scene, run = tmp_path / "scene", tmp_path / "run"
+    shutil.copytree(SAMPLE, scene)
+    for path in (scene / "images").iterdir():
+        pixels = imageio.imread(path)
+        pixels[: len(pixels) // 8] = pixels[-len(pixels) // 8 :] = 0
+        imageio.imwrite(path, pixels)
+    done = splat("train", scene, "-o", run, "-r", "4", "-n", "20", "--cap-max", "5000")
+    assert done.code == 0
+    note = "the images have black borders (top 7, bottom 7 of 80x60 pixels), which are trained as part of the scene"
+    assert note in done.err
+    scored = splat("eval", run)
+    assert scored.code == 0
+    assert note in scored.err
+    assert "black borders" not in scored.out
+    assert "black borders" not in splat("eval", run, "-q").err
+
+
 @pytest.mark.parametrize(
     ("values", "named"),
     [

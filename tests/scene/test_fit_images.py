@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from splatcli.config import DataConfig
 from splatcli.scene import fit_images
 from splatcli.scene.fit_images import identical_files
+from splatcli.scene.read import read_scene
+from tests.scene import made
 
 
 def test_same_bytes_are_found_whatever_the_name(tmp_path: Path) -> None:
@@ -30,3 +36,20 @@ def test_names_of_one_file_are_the_same_and_it_is_read_once(tmp_path: Path, monk
     paths[3].symlink_to(paths[0])
     assert identical_files(paths) == [paths]
     assert read == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("pose", "says"), [(1, "trained by another name"), (5, "one of them is not what its camera saw")]
+)
+def test_copies_are_one_view_twice_or_one_view_in_two_places(tmp_path: Path, pose: int, says: str) -> None:
+    file = made.nerfstudio_scene(tmp_path) / "transforms.json"
+    document = json.loads(file.read_text())
+    images = [tmp_path / frame["file_path"] for frame in document["frames"]]
+    shutil.copy(images[1], images[5])
+    nudged = np.array(document["frames"][pose]["transform_matrix"])
+    nudged[0][3] += 0.001
+    document["frames"][5]["transform_matrix"] = nudged.tolist()
+    file.write_text(json.dumps(document))
+    (note,) = [note for note in read_scene(tmp_path, DataConfig()).notes if "identical" in note]
+    assert says in note
+    assert f"{images[1].name} = {images[5].name}" in note

@@ -1,0 +1,65 @@
+"""Black borders that all images of a scene have: letterbox bars of a video, frames of a scan."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli.errors import SceneError
+from splatcli.scene.scene import Scene
+
+#: Images that are compared, at most and at least.
+_MOST, _FEWEST = 8, 3
+#: The brightest channel: its mean in a black row at most, and its median in the row after the border's edge at least.
+_BLACK, _BRIGHT = 8.0, 24.0
+#: Share of the images that show the edge. A night sky and an object before a black wall have none.
+_EDGES = 0.75
+#: A border has at least this part of the rows.
+_PART = 0.01
+
+_SIDES = ("top", "bottom", "left", "right")
+
+
+def black_borders(images: Sequence[NDArray[np.uint8]]) -> tuple[int, int, int, int]:
+    """Return how many rows at top and bottom and columns at left and right are black in all ``images`` [H, W, 3].
+
+    0 where they fade into the image: that is darkness, no border.
+    """
+    levels = [image.max(axis=2) for image in images]
+    columns = [level.T for level in levels]
+    top, left = _border(levels), _border(columns)
+    return top, _border([level[::-1] for level in levels]), left, _border([column[::-1] for column in columns])
+
+
+def _border(levels: Sequence[NDArray[np.uint8]]) -> int:
+    """Return how many of the first rows of all images [H, W] are black."""
+    means = np.stack([level.mean(axis=1) for level in levels])
+    rows = means.shape[1]
+    count = int(np.argmax([*(means.max(axis=0) > _BLACK), True]))
+    inside = np.array([np.median(level[count + 1]) for level in levels if count + 1 < rows])  # the one between is mixed
+    if count < max(2.0, _PART * rows) or not inside.size:
+        return 0
+    return count if float((inside >= _BRIGHT).mean()) >= _EDGES else 0
+
+
+def border_note(scene: Scene, views: Sequence[int]) -> str | None:
+    """Return a sentence about black borders in the images of ``views``; None without, or where the scene has masks."""
+    if scene.images.has_masks or scene.images.masked or len(views) < _FEWEST:
+        return None
+    chosen = [views[round(i)] for i in np.linspace(0, len(views) - 1, min(len(views), _MOST))]
+    with contextlib.suppress(SceneError):  # one that was damaged since it was scored
+        images = [scene.images.image(i).pixels for i in chosen]
+        if len({image.shape for image in images}) > 1:
+            return None
+        borders = black_borders(images)
+        if any(borders):
+            height, width = images[0].shape[:2]
+            found = ", ".join(f"{side} {count}" for side, count in zip(_SIDES, borders, strict=True) if count)
+            return (
+                f"the images have black borders ({found} of {width}x{height} pixels), which are trained as part of the "
+                "scene\n  help: crop the images, or hide the borders by masks: splat docs inputs"
+            )
+    return None
