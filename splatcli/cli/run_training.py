@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -497,22 +497,47 @@ def _initial_model(config: Config, import_options: ImportOptions, out: Output) -
 def summary(trainer: Trainer, checkpoint: Path, score: Evaluated | None) -> str:
     """Return the message at the end of a run: time, quality, sizes, what is suspicious, what comes next."""
     from splatcli.scene.borders import border_note
-    from splatcli.train.evaluate import outlier_note
+    from splatcli.train.evaluate import PASSES, outlier_note
 
+    state = trainer.state
     took = f"done in {format_time(process_age())}"
     quality = [] if score is None else [f"test PSNR {score.psnr:.2f} dB"]
     try:
         size = [f"{checkpoint.stat().st_size / 1e6:,.1f} MB"]
     except OSError:
         size = []
-    facts = ", ".join([*quality, f"{trainer.state.count:,} Gaussians", *size])
+    facts = ", ".join([*quality, f"{state.count:,} Gaussians", *size])
     name = shlex.quote(str(trainer.run_dir.path))
     note = None if score is None else outlier_note(score.views)
     remark = f"\n{note}\n  help: splat eval {name} --sheet sheet.png" if note else ""
-    borders = None if score is None else border_note(trainer.scene, trainer.state.test)
+    if state.step >= PASSES * len(state.train):
+        remark += _misfit_remark(trainer.stepper.view_losses, len(state.train), name)
+    borders = None if score is None else border_note(trainer.scene, state.test)
     remark += f"\n{borders}" if borders else ""
     following = [f"splat view {name}", f"splat render {name} --views", f"splat export {name} -o scene.ply"]
     return f"{took}: {facts}{remark}\nnext: " + "\n      ".join(following)
+
+
+def _misfit_remark(losses: Mapping[str, float], views: int, run: str) -> str:
+    """Return the lines about training views that are fitted far worse than the others; nothing without one.
+
+    run: the folder, as a shell takes it.
+    """
+    from splatcli.train.evaluate import LISTED, misfits
+
+    found = misfits(losses)
+    if not found:
+        return ""
+    named = [f"{name} ({factor:.0f} times the median loss)" for name, factor in [*found.items()][:LISTED]]
+    if len(found) > LISTED:
+        named.append(f"and {len(found) - LISTED} more")
+    verb = "is" if len(found) == 1 else "are"
+    shown = shlex.quote(",".join([*found][:LISTED]))
+    return (
+        f"\n{len(found)} of {views} training views {verb} fitted far worse than the others: {', '.join(named)}\n"
+        f"  help: splat eval {run} --views {shown} --sheet sheet.png; remove images of something else, or refine wrong "
+        "poses with --pose-opt"
+    )
 
 
 @contextmanager

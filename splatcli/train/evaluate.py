@@ -96,6 +96,25 @@ def outlier_note(views: Sequence[ViewScore], fitted: Mapping[str, float] | None 
     return f"{len(found)} of {len(views)} views {verb} far below the median PSNR of {middle:.1f} dB: {', '.join(named)}"
 
 
+#: A training view whose loss is so many times the median of at least MIN_TRAINED is a misfit. In sound captures one
+#: reaches 3.3 times, cameras turned by 2 degrees have 5 to 8, images of something else 14 (docs/quality.md).
+MISFIT, MIN_TRAINED = 4.0, 8
+#: Passes over the training views after which their losses are compared.
+PASSES = 5
+
+
+def misfits(losses: Mapping[str, float]) -> dict[str, float]:
+    """Return how many times the median loss training views have that are fitted far worse than the others, worst first.
+
+    losses: of the training views, by name.
+    """
+    if len(losses) < MIN_TRAINED:
+        return {}
+    middle = statistics.median(losses.values())
+    found = {name: loss / middle for name, loss in losses.items() if loss > MISFIT * middle > 0.0}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
 #: A mean PSNR below this is one of images that show different things, in dB.
 UNLIKE_DB = 12.0
 

@@ -60,6 +60,8 @@ class Stepper:
         self.batch_engine = _batch_engine(state, budget, group)
         self.images = TrainingImages(scene, device, limit=image_limit, depth_lambda=state.config.depth_lambda)
         self.largest = 0
+        #: The newest loss of each training view, by name.
+        self.view_losses: dict[str, float] = {}
         self._batch_isects = 0
         #: Steps whose loss is not known yet: number, view, Gaussians, SH degree.
         self._pending: deque[tuple[int, str, int, int]] = deque()
@@ -111,6 +113,7 @@ class Stepper:
             step, view, count, degree = self._pending.popleft()
             check_loss(step, view, loss, state.gaussians, state.shard)
             self.largest = max(self.largest, count)
+            self.view_losses[view] = loss
             events.append(Stepped(step, loss, count, degree))
         return events
 
@@ -142,7 +145,9 @@ class Stepper:
         for row, camera, v_params in zip(rows, cameras, outcome.v_params or [], strict=False):
             apply_view_grads(_view_params(state, step, row, camera), v_params)
         for row, loss in zip(rows, outcome.losses, strict=True):
-            check_loss(step, scene.cameras[state.train[row]].name, loss, state.gaussians, state.shard)
+            view = scene.cameras[state.train[row]].name
+            check_loss(step, view, loss, state.gaussians, state.shard)
+            self.view_losses[view] = loss
         self.largest = max(self.largest, state.count)
         degree = active_sh_degree(state.config.schedule, state.gaussians.sh_degree, step)
         return [Stepped(step, sum(outcome.losses) / len(outcome.losses), state.count, degree)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-from splatcli.train.evaluate import outlier_note
+from splatcli.train.evaluate import misfits, outlier_note
 from splatcli.train.events import ViewScore
 from tests.running import Splat
 
@@ -68,6 +69,41 @@ def test_the_end_of_a_run_names_a_view_far_below_the_others(splat: Splat, tmp_pa
     assert "1 of 7 views is far below the median PSNR of" in done.err
     assert held_out.name in done.err
     assert f"splat eval {run} --sheet sheet.png" in done.err
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_end_of_a_run_names_training_views_that_are_of_something_else(
+    splat: Splat, tmp_path: Path, batch: int
+) -> None:
+    scene, run = tmp_path / "scene", tmp_path / "run"
+    shutil.copytree(SAMPLE, scene)
+    images = sorted((scene / "images").iterdir())
+    for i in (10, 31):
+        imageio.imwrite(images[i], 255 - imageio.imread(images[i]))
+    settings = ("-r", "8", "-n", "250", "--cap-max", "5000", "--batch-size", str(batch))
+    done = splat("train", scene, "-o", run, *settings)
+    assert done.code == 0
+    lines = [line for line in done.err.splitlines() if "training views are fitted" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("2 of 43 training views are fitted far worse than the others: ")
+    assert [image.name for image in images if image.name in lines[0]] == [images[10].name, images[31].name]
+    named = done.err.split(f"splat eval {run} --views ")[1].split()[0]
+    seen = splat("eval", run, "--views", named, "--json")
+    assert {view["name"] for view in json.loads(seen.out)["views"]} == {images[10].name, images[31].name}
+
+
+@pytest.mark.parametrize(
+    ("losses", "found"),
+    [
+        ([0.01] * 6 + [0.9], []),  # too few to tell
+        ([0.01] * 7 + [0.039], []),
+        ([0.01] * 7 + [0.05, 0.03], [7]),
+        ([0.01] * 9 + [0.05, 0.09], [10, 9]),
+        ([0.0] * 9 + [0.05], []),
+    ],
+)
+def test_misfits_are_judged_by_the_median_loss(losses: list[float], found: list[int]) -> None:
+    assert [*misfits({str(i): loss for i, loss in enumerate(losses)})] == [str(i) for i in found]
 
 
 def test_letterbox_bars_are_named_at_the_end_of_a_run_and_by_eval(splat: Splat, tmp_path: Path) -> None:
