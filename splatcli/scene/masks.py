@@ -6,6 +6,7 @@ Masked pixels take no part in anything, or are empty (``data.mask_mode``).
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,7 @@ def find_masks(
                 remedy="put the folder back; with splat train, --masks none uses no masks, --masks alpha the images' "
                 "transparency",
             )
+        notes += _unread(folders[-1])
         return {}
     masks = masks_in(folder, list(found.paths), problems, wanted=data.masks is not None)
     if not masks and data.masks is None:
@@ -183,6 +185,15 @@ def _named(
             what = f"{view.label}: its mask {view.mask} is not there"
             problems.add(SceneError(what, where=source.file, remedy=_REMEDY))
     return masks
+
+
+def _unread(folder: Path) -> list[str]:
+    """Return a note on a folder beside the missing ``folder`` of masks whose name is almost its name."""
+    with contextlib.suppress(OSError):
+        for near in sorted(folder.parent.iterdir()):
+            if near.name.lower() in (folder.name, "mask") and near.is_dir():
+                return [f"{near.name}/ is not used; masks lie in {folder.name}/, or in --masks {near.name}"]
+    return []
 
 
 def _folders(source: SceneSource, found: Found, factor: int | None) -> list[Path]:

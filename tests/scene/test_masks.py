@@ -95,6 +95,16 @@ def test_a_folder_without_masks_of_these_images_says_how_they_are_named(tmp_path
     assert any("that of 0000.png would be 0000.png.png, 0000.png or 0000_mask.png" in note for note in notes)
 
 
+@pytest.mark.parametrize(("name", "noted"), [("mask", True), ("Masks", True), ("masquerade", False)])
+def test_a_folder_named_almost_as_that_of_masks_is_noted(tmp_path: Path, name: str, noted: bool) -> None:
+    made.colmap_scene(tmp_path)
+    write_masks(tmp_path / name)
+    note = f"{name}/ is not used; masks lie in masks/, or in --masks {name}"
+    assert (note in read_scene(tmp_path, DataConfig()).notes) == noted
+    assert note not in read_scene(tmp_path, DataConfig(masks="none")).notes
+    assert read_scene(tmp_path, DataConfig(masks=name)).images.masked
+
+
 def test_masks_of_images_in_folders(tmp_path: Path) -> None:
     names = [f"cam{i % 2}/{name}" for i, name in enumerate(made.names())]
     made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=names))
