@@ -52,6 +52,7 @@ ANEW = {
     "stepper.images._divisor": "which images are kept at a smaller size: made anew, in the same bits",
     "stepper.images._reduced_bytes_left": "the same",
     "stepper.largest": "what has fitted the memory of this process's machine",
+    "stepper.view_losses": "for a remark at the end, on the views that this process has trained on",
     "stepper.images.scene.images.loaded": "what this test's images were asked",
     "scene.images.loaded": "the same",
     "scorer.scene.images.loaded": "the same",
