@@ -36,7 +36,7 @@ from splatcli.cli.error_report import report_error
 from splatcli.cli.help import GUIDE
 from splatcli.cli.options import Group, add_command
 from splatcli.cli.other_programs import TrainCommand
-from splatcli.cli.process import require_address_space
+from splatcli.cli.process import interrupts, require_address_space
 from splatcli.errors import UsageError
 
 _INTERRUPTED = 130
@@ -156,19 +156,24 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _run(argv: Sequence[str], out: Output) -> int:
+    before = interrupts()
     try:
         _check_current_folder()
         require_address_space(argv)
         code = app(args=list(argv), prog_name="splat", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
-        if not {"-q", "--quiet"} & set(argv):
-            out.note("interrupted")
-        return _INTERRUPTED
+        return _note_interrupt(argv, out)
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else 1
     except Exception as error:
-        return report_error(error, argv, out)
+        return _note_interrupt(argv, out) if interrupts() > before else report_error(error, argv, out)
+
+
+def _note_interrupt(argv: Sequence[str], out: Output) -> int:
+    if not {"-q", "--quiet"} & set(argv):
+        out.note("interrupted")
+    return _INTERRUPTED
 
 
 def _without_plain(argv: Sequence[str]) -> list[str]:

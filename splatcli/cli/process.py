@@ -180,7 +180,21 @@ def end_imports_at_once() -> None:
         signal.signal(signal.SIGINT, _interrupt)
 
 
+def interrupts() -> int:
+    """Return how many SIGINTs became a KeyboardInterrupt since ``end_imports_at_once``.
+
+    An error after one may be it in another form: pydantic's core raises SchemaError where one comes while it builds a
+    schema.
+    """
+    return _interrupts
+
+
+_interrupts = 0
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    global _interrupts
+    _interrupts += 1
     at = frame
     while at is not None:
         if at.f_code.co_filename.startswith("<frozen importlib"):

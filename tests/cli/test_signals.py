@@ -77,6 +77,25 @@ def test_ctrl_c_in_a_command_is_answered(
     assert capfd.readouterr() == ("", said)
 
 
+def test_ctrl_c_that_a_library_turns_into_another_error_is_an_interrupt(tmp_path: Path) -> None:
+    """As pydantic's core does: a schema that is being built ends with SchemaError, whose cause is not chained."""
+    (tmp_path / "main.py").write_text(
+        "import signal, sys\n"
+        "from splatcli import cli\n"
+        "from splatcli.cli import commands\n"
+        "def app(**_):\n"
+        "    try:\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n"
+        "        raise RuntimeError('Error building validator') from None\n"
+        "commands.app = app\n"
+        "sys.exit(cli.main())\n"
+    )
+    command = [sys.executable, "main.py", "view", "nothing"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
 def test_what_nohup_ignores_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
