@@ -610,6 +610,13 @@ class TrainConfig(Section):
         "(DropGaussian); none: 0.2 where training views are 20 degrees or more apart as seen from the sparse "
         "points (80 % quantile of the angles to the next view), else 0.",
     )
+    sh_views: float = Field(
+        3.0,
+        ge=0,
+        description="Effective number of training views that show a Gaussian at which the SH coefficients of degree 3 "
+        "and above count half in the trained model: less with fewer views, more with more. Training itself does not "
+        "see it. 0: they always count in full.",
+    )
     alpha_lambda: float = Field(
         0.2,
         ge=0,
@@ -1041,7 +1048,7 @@ def resolve(
 
 #: Settings that runs of earlier versions lack, with the values that they had in effect.
 _LATER: dict[str, dict[str, Any]] = {
-    "train": {"alpha_lambda": 0.0},
+    "train": {"alpha_lambda": 0.0, "sh_views": 0.0},
     "data": {"near_share": 0.0, "max_point_error": 0.0, "projection": "pinhole"},
     "optim": {"means_size_power": 0.0},
     "strategy": {"max_scale3d": 0.0},

@@ -21,6 +21,8 @@ from splatcli.checkpoint.container import DIGEST_KEY, MANIFEST_KEY, read_contain
 from splatcli.checkpoint.schema import (
     CAMERA_MODEL,
     CAMERA_TABLES,
+    COLUMNS,
+    EFFECTIVE_VIEWS,
     FILTER_3D,
     FORMAT,
     FORMAT_VERSION,
@@ -65,8 +67,7 @@ def pack_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
                 named[prefix + STORED_NAMES[group]] = _stored_shape(group, moment)
     if checkpoint.sh_last_step is not None:
         named[SH_LAST_STEP] = checkpoint.sh_last_step
-    if checkpoint.filter_3d is not None:
-        named[FILTER_3D] = checkpoint.filter_3d
+    named.update(checkpoint.columns())
     named.update({f"strategy.{key}": v for key, v in checkpoint.strategy.items() if isinstance(v, Tensor)})
     named.update({VIEW_PREFIX + key: tensor for key, tensor in checkpoint.views.items()})
     named.update({f"rng.{key}": state for key, state in checkpoint.rng.items()})
@@ -173,7 +174,8 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
         train=list(manifest.train_views),
         test=list(manifest.test_views),
         views=_views(manifest, cameras, tensors, where),
-        filter_3d=_filter_3d(tensors, where),
+        filter_3d=_column(FILTER_3D, tensors, where),
+        effective_views=_column(EFFECTIVE_VIEWS, tensors, where),
         dataset=DatasetInfo(
             **{
                 **manifest.dataset.model_dump(),
@@ -239,11 +241,12 @@ def _sh_last_step(manifest: Manifest, tensors: dict[str, Tensor], where: object)
     return steps
 
 
-def _filter_3d(tensors: dict[str, Tensor], where: object) -> Tensor | None:
-    sizes = tensors.get(FILTER_3D)
-    if sizes is not None and bool((sizes < 0.0).any()):
-        raise ModelFileError(f"{FILTER_3D} holds sizes below zero, the least is {float(sizes.min()):g}", where=where)
-    return sizes
+def _column(name: str, tensors: dict[str, Tensor], where: object) -> Tensor | None:
+    """Return one of COLUMNS."""
+    values = tensors.get(name)
+    if values is not None and bool((values < 0.0).any()):
+        raise ModelFileError(f"{name} holds numbers below zero, the least is {float(values.min()):g}", where=where)
+    return values
 
 
 def _views(manifest: Manifest, cameras: list[Camera], tensors: dict[str, Tensor], where: object) -> dict[str, Tensor]:
@@ -272,7 +275,7 @@ def _config(manifest: Manifest, where: object) -> Config:
 
 def _features(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> list[str]:
     """Return ``requires``, what a reader has to understand."""
-    features = [FILTER_3D] if FILTER_3D in tensors else []
+    features = [name for name in COLUMNS if name in tensors]
     return features + [CAMERA_MODEL] * any(camera.model != "pinhole" for camera in checkpoint.cameras)
 
 
@@ -344,7 +347,9 @@ def checkpoint_bytes(checkpoint: Checkpoint, count: int | None = None) -> int:
     per_row = sum(tensor[:1].nbytes for _, tensor in checkpoint.gaussians.items())
     rows = 3 * per_row if checkpoint.moments is not None else per_row
     rows += 0 if checkpoint.sh_last_step is None else checkpoint.sh_last_step[:1].nbytes
-    rows += 0 if checkpoint.filter_3d is None else checkpoint.filter_3d[:1].nbytes
+    rows += sum(column[:1].nbytes for column in checkpoint.columns().values())
+    if checkpoint.effective_views is None and checkpoint.config.train.sh_views > 0.0:
+        rows += 4 * (checkpoint.gaussians.sh_degree >= 3)  # the last checkpoint of the run has them
     rows += sum(v[:1].nbytes for v in checkpoint.strategy.values() if isinstance(v, Tensor))
     fixed = sum(state.nbytes for states in (checkpoint.rng, checkpoint.views) for state in states.values())
     cameras = sum(_CAMERA_JSON + len(camera.name.encode()) for camera in checkpoint.cameras)

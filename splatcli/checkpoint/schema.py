@@ -59,11 +59,18 @@ SH_LAST_STEP = "adam.rest_steps"
 #: requires a reader that knows them.
 FILTER_3D = "filter_3d"
 
+#: [N] float32, the effective number of training views that show each Gaussian (train/view_dependence.py): they damp its
+#: view-dependent colour, so a file with them requires a reader that knows them.
+EFFECTIVE_VIEWS = "effective_views"
+
+#: Columns of the Gaussians beside their parameters, each float32 [N] and not below zero.
+COLUMNS = (FILTER_3D, EFFECTIVE_VIEWS)
+
 #: The file has cameras that are no pinholes: a reader that took them for some would render something else.
 CAMERA_MODEL = "camera_model"
 
 #: Entries of ``requires`` that this version understands.
-KNOWN_FEATURES = (FILTER_3D, CAMERA_MODEL)
+KNOWN_FEATURES = (*COLUMNS, CAMERA_MODEL)
 
 #: Per-view parameters and the shape of a view's row (train/per_view_params.py): the change of a camera's pose, and an
 #: affine map of colours, or a grid of such maps, or PPISP's numbers of the view. Those that PPISP has for a camera, in
@@ -294,7 +301,7 @@ def name_problems(names: list[str]) -> list[str]:
     for stored in tables.values():
         if present & stored:
             problems += [f"{name} is missing" for name in sorted(stored - present)]
-    for name in sorted(present.difference(parameters, moments, {SH_LAST_STEP, FILTER_3D}, *tables.values())):
+    for name in sorted(present.difference(parameters, moments, {SH_LAST_STEP, *COLUMNS}, *tables.values())):
         if _ACTIVATED_NAME.fullmatch(name.rsplit(".", 1)[-1]):
             problems.append(
                 f"{name} names an activated tensor; checkpoints hold raw parameters only "
@@ -329,7 +336,7 @@ def shape_problems(tensors: dict[str, Tensor]) -> list[str]:
                 problems.append(f"{name} has shape {list(tensor.shape)}, not {list(shapes[base])}")
         elif name == SH_LAST_STEP and (tensor.dtype != torch.int32 or tuple(tensor.shape) != (count,)):
             problems.append(f"{name} is {dtype_name(tensor)} {list(tensor.shape)}, not int32 [{count}]")
-        elif name == FILTER_3D and (tensor.dtype != torch.float32 or tuple(tensor.shape) != (count,)):
+        elif name in COLUMNS and (tensor.dtype != torch.float32 or tuple(tensor.shape) != (count,)):
             problems.append(f"{name} is {dtype_name(tensor)} {list(tensor.shape)}, not float32 [{count}]")
         elif name.startswith(VIEW_PREFIX):
             problems += _view_problems(name, tensor, tensors)

@@ -52,6 +52,8 @@ class Checkpoint:
     cameras: every camera at the training resolution, as the scene gave it; train and test index into them.
     views: per-view parameters, [T, ...] with a row for each training view (VIEW_TABLES of the schema).
     filter_3d: [N] float32, sizes of the Gaussians' 3D filter in world units; None without one.
+    effective_views: [N] float32, effective numbers of training views that show each Gaussian, in a finished run
+        (train/view_dependence.py); None without damping.
     loss: the name of the caller's loss function (splatcli.Trainer); None: that of the settings.
     writer: version and machine that wrote the file; empty before it is written.
     """
@@ -72,6 +74,7 @@ class Checkpoint:
     dataset: DatasetInfo
     views: dict[str, Tensor] = field(default_factory=dict)
     filter_3d: Tensor | None = None
+    effective_views: Tensor | None = None
     loss: str | None = None
     writer: dict[str, str] = field(default_factory=dict)
 
@@ -79,17 +82,24 @@ class Checkpoint:
         """Return the checkpoint of some of the Gaussians, which keep their bits; with a slice it shares the memory.
 
         rows: [M] int64 or a slice. What a run knows of each Gaussian goes with it: raw parameters, moments, the step of
-        the last update of its SH coefficients, the tensors of the strategy and the size of its 3D filter.
+        the last update of its SH coefficients, the tensors of the strategy and its columns().
         """
-        moments, steps, sizes = self.moments, self.sh_last_step, self.filter_3d
+        moments, steps = self.moments, self.sh_last_step
+        columns = {name: column[rows] for name, column in self.columns().items()}
         return replace(
             self,
             gaussians=self.gaussians.map(lambda column: column[rows]),
             moments=None if moments is None else {name: (a[rows], b[rows]) for name, (a, b) in moments.items()},
             sh_last_step=None if steps is None else steps[rows],
             strategy={k: v[rows] if isinstance(v, Tensor) else v for k, v in self.strategy.items()},
-            filter_3d=None if sizes is None else sizes[rows],
+            filter_3d=columns.get("filter_3d"),
+            effective_views=columns.get("effective_views"),
         )
+
+    def columns(self) -> dict[str, Tensor]:
+        """Return the columns of the Gaussians beside their parameters that there are, [N] each (schema.COLUMNS)."""
+        columns = {"filter_3d": self.filter_3d, "effective_views": self.effective_views}
+        return {name: column for name, column in columns.items() if column is not None}
 
     def refined_cameras(self) -> list[Camera]:
         """Return the cameras, those of training views with their trained poses."""

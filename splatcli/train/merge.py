@@ -58,7 +58,7 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
     gaussians = Gaussians(**{name: _joined([getattr(part.gaussians, name) for part in parts]) for name in GROUPS})
     count = len(gaussians)
     strategy: dict[str, Tensor | Scalar] = {"grad2d": torch.zeros(count), "count": torch.zeros(count)}
-    filter_3d = None if first.filter_3d is None else _joined([_required(part.filter_3d) for part in parts])
+    columns = {name: _joined([part.columns()[name] for part in parts]) for name in first.columns()}
     return replace(
         first,
         gaussians=gaussians,
@@ -77,7 +77,8 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
         test=list(scene.test),
         dataset=replace(first.dataset, root=str(scene.root), clearances=clearances(scene)),
         views={},
-        filter_3d=filter_3d,
+        filter_3d=columns.get("filter_3d"),
+        effective_views=columns.get("effective_views"),
     )
 
 

@@ -65,13 +65,14 @@ def _all_of(
             refinement, state.gaussians, state.adam, state.stats
         )
         state.filter_3d = None if state.filter_3d is None else state.filter_3d[source]
+        state.effective_views = None if state.effective_views is None else state.effective_views[source]
     return state
 
 
 def _columns_of(checkpoint: Checkpoint) -> Iterator[Tensor]:
     yield from (column for _, column in checkpoint.gaussians.items())
     yield from (moment for pair in (checkpoint.moments or {}).values() for moment in pair)
-    others = (checkpoint.sh_last_step, checkpoint.filter_3d, *checkpoint.strategy.values())
+    others = (checkpoint.sh_last_step, *checkpoint.columns().values(), *checkpoint.strategy.values())
     yield from (column for column in others if isinstance(column, Tensor))
 
 
@@ -172,10 +173,10 @@ def gather_state(state: TrainState, group: ProcessGroup, folder: Path) -> TrainS
     def bundle(columns: Gaussians) -> list[Tensor | None]:
         return [gathered(column) for _, column in columns.items()]
 
-    adam, stats, sizes = state.adam, state.stats, state.filter_3d
+    adam, stats = state.adam, state.stats
     bundles = [bundle(columns) for columns in (state.gaussians, adam.exp_avg, adam.exp_avg_sq)]
     others = [gathered(column) for column in (adam.sh_last_step, stats.grad2d, stats.count)]
-    sizes = None if sizes is None else gathered(sizes)
+    sizes, views = (None if column is None else gathered(column) for column in (state.filter_3d, state.effective_views))
     if group.rank:
         return None
     parameters, first, second = (Gaussians(*columns) for columns in bundles)  # type: ignore[arg-type]
@@ -189,6 +190,7 @@ def gather_state(state: TrainState, group: ProcessGroup, folder: Path) -> TrainS
         adam=replace(adam, exp_avg=first, exp_avg_sq=second, sh_last_step=steps),
         stats=DensifyStats(grad2d, count),
         filter_3d=sizes,
+        effective_views=views,
         shard=None,
     )
 

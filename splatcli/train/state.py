@@ -22,6 +22,7 @@ from splatcli.scene.camera import Camera
 from splatcli.train.per_view_params import PerViewParams, trained_tables
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.schedule import active_sh_degree
+from splatcli.train.view_dependence import damp
 
 #: The random streams of a run and the keys of their seeds. Each has a generator of its own, so that one more draw in
 #: one changes none of the others. The order of the views has no generator (see ViewSampler).
@@ -43,6 +44,8 @@ class TrainState:
     cameras, train, test: the scene's, as the run started with them; train and test index into cameras.
     per_view_params: trained parameters of the training views, a row for each of ``train``.
     filter_3d: [N] sizes of the 3D filter as of its last update (FILTER_3D_EVERY); None without one.
+    effective_views: [N] effective numbers of training views that show each Gaussian, at the end of a run; None before,
+        and without damping (train/view_dependence.py).
     loss: the name of the caller's loss function; None: that of the settings.
     shard: the rows of the run that these are, where each process holds a shard; None: all.
     origin: digest of all rows when the shards were cut; it has to be the same in all processes.
@@ -61,6 +64,7 @@ class TrainState:
     dataset: DatasetInfo
     per_view_params: PerViewParams = field(default_factory=PerViewParams)
     filter_3d: Tensor | None = None
+    effective_views: Tensor | None = None
     loss: str | None = None
     shard: Shard | None = None
     origin: int = 0
@@ -75,9 +79,8 @@ class TrainState:
         return active_sh_degree(self.config.schedule, self.gaussians.sh_degree, self.step)
 
     def flushed(self) -> Gaussians:
-        """Return the Gaussians to render: shN of this step, 3D filter applied. The state stays as it is."""
-        gaussians = self.adam.flushed(self.gaussians, self.config.optim.shN_lr)
-        return gaussians if self.filter_3d is None else apply_filter_3d(gaussians, self.filter_3d)
+        """Return the Gaussians to render: shN of this step, damped, 3D filter applied. The state stays as it is."""
+        return _rendered(self.gaussians, self.adam, self.config, self.filter_3d, self.effective_views)
 
     def update_filter_3d(self, largest_of_all: Callable[[float], float] = float) -> None:
         """Compute the sizes of the 3D filter anew; no step may be pending. largest_of_all: see filter_sizes()."""
@@ -113,6 +116,7 @@ class TrainState:
             dataset=self.dataset,
             views=self.per_view_params.stored(),
             filter_3d=None if self.filter_3d is None else self.filter_3d.cpu(),
+            effective_views=None if self.effective_views is None else self.effective_views.cpu(),
             loss=self.loss,
         )
 
@@ -136,6 +140,7 @@ class TrainState:
             storage=store,
             log_size=log_size_of(checkpoint),
         )
+        columns = {name: column.to(device, copy=True) for name, column in checkpoint.columns().items()}
         stats = DensifyStats(*(_tensor(checkpoint, name).to(device, copy=True) for name in ("grad2d", "count")))
         return cls(
             config=checkpoint.config,
@@ -150,7 +155,8 @@ class TrainState:
             test=list(checkpoint.test),
             dataset=checkpoint.dataset,
             per_view_params=PerViewParams.from_checkpoint(checkpoint),
-            filter_3d=None if checkpoint.filter_3d is None else checkpoint.filter_3d.to(device, copy=True),
+            filter_3d=columns.get("filter_3d"),
+            effective_views=columns.get("effective_views"),
             loss=checkpoint.loss,
         )
 
@@ -202,11 +208,27 @@ def _adam(checkpoint: Checkpoint) -> AdamState:
 
 
 def flushed(checkpoint: Checkpoint) -> Gaussians:
-    """Return the Gaussians of a checkpoint to render or to export: shN of its step, 3D filter applied."""
-    gaussians = checkpoint.gaussians
-    if checkpoint.moments is not None and checkpoint.sh_last_step is not None:
-        gaussians = _adam(checkpoint).flushed(gaussians, checkpoint.config.optim.shN_lr)
-    return gaussians if checkpoint.filter_3d is None else apply_filter_3d(gaussians, checkpoint.filter_3d)
+    """Return the Gaussians of a checkpoint to render or to export: shN of its step, damped, 3D filter applied."""
+    known = checkpoint.moments is not None and checkpoint.sh_last_step is not None
+    adam = _adam(checkpoint) if known else None
+    return _rendered(checkpoint.gaussians, adam, checkpoint.config, checkpoint.filter_3d, checkpoint.effective_views)
+
+
+def _rendered(
+    trained: Gaussians, adam: AdamState | None, config: Config, sizes: Tensor | None, views: Tensor | None
+) -> Gaussians:
+    """Return the Gaussians to render for those that are trained, which stay as they are.
+
+    adam: None where every step is applied. sizes: of the 3D filter. views: of effective_views().
+    """
+    gaussians = trained if adam is None else adam.flushed(trained, config.optim.shN_lr)
+    if views is not None and config.train.sh_views > 0.0:
+        shN = gaussians.shN
+        if shN is trained.shN:
+            shN = (DEVICE_STORAGE if adam is None else adam.storage).copy(shN.detach(), shN.device)
+        damp(shN, views, config.train.sh_views)
+        gaussians = replace(gaussians, shN=shN)
+    return gaussians if sizes is None else apply_filter_3d(gaussians, sizes)
 
 
 def _copy(gaussians: Gaussians, device: str | torch.device, store: TensorStorage) -> Gaussians:

@@ -6,19 +6,24 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.config import DataConfig
 from splatcli.gaussians import GROUPS
 from splatcli.scene.partition import make_grid
 from splatcli.scene.read import read_scene
+from splatcli.train.merge import own_rows
 from tests.cli.tiny import add_points
 from tests.formats.made import read_ply
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
 
 #: So few and so large Gaussians would all be pruned by the rules for real scenes.
-QUICK = ("--sh-degree", "1", "--set", "strategy.prune_scale3d=100", "--set", "strategy.prune_opacity=0.0001")
+QUICK = (
+    *("--set", "schedule.sh_degree_interval=5", "--filter-3d"),
+    *("--set", "strategy.prune_scale3d=100", "--set", "strategy.prune_opacity=0.0001"),
+)
 #: Every view of the ball shows all of it, so that blocks of it save nothing.
 ANYWAY = ("--set", "data.block_share=1")
 STEPS = 20
@@ -61,6 +66,13 @@ def test_blocks_are_trained_and_merged_into_one_run(merged_run: Path, ball: Path
     grid = make_grid(read_scene(ball, DataConfig()), (2, 1))
     where = grid.block_of(merged.gaussians.means.numpy())
     assert where.tolist() == [0] * counts[0] + [1] * counts[1], "each Gaussian lies in the column that it is from"
+    parts = [load_checkpoint(merged_run / f"blocks/{block:03d}/ckpts/ckpt_{STEPS:06d}.pt") for block in range(2)]
+    rows = [own_rows(part, grid, block) for block, part in enumerate(parts)]
+    assert merged.columns().keys() == {"filter_3d", "effective_views"}
+    for name, column in merged.columns().items():
+        assert torch.equal(
+            column, torch.cat([part.columns()[name][its] for part, its in zip(parts, rows, strict=True)])
+        )
     assert (merged.config.data.blocks, merged.config.data.block) == (None, None)
     assert len(merged.train) == 8, "the merged run has all training views"
     for command in (["eval"], ["render", "--views", "-o", tmp_path / "views"], ["export", "-o", tmp_path / "x.ply"]):

@@ -47,9 +47,7 @@ def per_gaussian(checkpoint: Checkpoint) -> dict[str, Tensor]:
     for name, (first, second) in checkpoint.moments.items():
         found |= {f"first {name}": first, f"second {name}": second}
     found |= {name: value for name, value in checkpoint.strategy.items() if isinstance(value, Tensor)}
-    if checkpoint.filter_3d is not None:
-        found["filter_3d"] = checkpoint.filter_3d
-    return found
+    return found | checkpoint.columns()
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,8 @@ def test_every_part_of_a_checkpoint_counts_in_its_digest() -> None:
     other.cameras = [dataclasses.replace(camera, fx=camera.fx * (1 + 1e-16 * 4)) for camera in other.cameras]
     other.dataset = dataclasses.replace(other.dataset, extent=1.2)
     other.views = {"pose": torch.zeros(2, 6, dtype=torch.float64)}
-    other.filter_3d, other.writer, other.loss = torch.ones(5), {"version": "0.0.1"}, "mine"
+    other.filter_3d, other.effective_views = torch.ones(5), torch.ones(5)
+    other.writer, other.loss = {"version": "0.0.1"}, "mine"
     for field in dataclasses.fields(Checkpoint):
         changed = dataclasses.replace(original, **{field.name: getattr(other, field.name)})
         assert bit_flips.digest(changed) != bit_flips.digest(original), field.name

@@ -253,7 +253,7 @@ def copied(checkpoint: Checkpoint) -> Checkpoint:
         test=list(checkpoint.test),
         dataset=checkpoint.dataset,
         views={k: v.clone() for k, v in checkpoint.views.items()},
-        filter_3d=None if checkpoint.filter_3d is None else checkpoint.filter_3d.clone(),
+        **{name: column.clone() for name, column in checkpoint.columns().items()},  # type: ignore[arg-type]
         loss=checkpoint.loss,
     )
 
@@ -288,7 +288,7 @@ def start_plain(config: Config, run: Any, engine: PlainEngine | None = None, **m
     return Trainer.start(config, made_scene(), run_dir=run, engine=engine, renderer=plain_renderer, **more)
 
 
-def resume_plain(checkpoint: Checkpoint, run: Any) -> Trainer:
+def resume_plain(checkpoint: Checkpoint, run: Any, **more: Any) -> Trainer:
     """The trainer of a checkpoint of start_plain()'s."""
-    world = {"engine": PlainEngine(), "renderer": plain_renderer, "clock": lambda: 0.0}
+    world = {"engine": PlainEngine(), "renderer": plain_renderer, "clock": lambda: 0.0, **more}
     return Trainer.resume(checkpoint, made_scene(), run_dir=run, **world)

@@ -42,7 +42,7 @@ def largest_weights(
     largest = gaussians.means.new_zeros(len(gaussians))
     chosen = views_of(len(cameras), turn)
     for index in chosen if group is None else chosen[group.rank :: group.size]:
-        weights = blend_weights(gaussians, _reduced(cameras[index]), antialiased=antialiased, filter_3d=filter_3d)
+        weights = blend_weights(gaussians, reduced(cameras[index]), antialiased=antialiased, filter_3d=filter_3d)
         largest = torch.maximum(largest, weights)
     return largest if group is None else torch.stack(group.all_gather(largest)).amax(dim=0)
 
@@ -53,7 +53,7 @@ def views_of(count: int, turn: int) -> list[int]:
     return [(index * count // some + turn) % count for index in range(some)]
 
 
-def _reduced(camera: Camera) -> Camera:
+def reduced(camera: Camera) -> Camera:
     """Return a camera with fewer pixels. The blur of a pixel's size then weighs small Gaussians more."""
     scale = min(SCALE, VIEW_SIDE / max(camera.width, camera.height))
     return camera.resized(max(1, round(scale * camera.width)), max(1, round(scale * camera.height)))
