@@ -234,6 +234,7 @@ _COUNTED = {
     "mapping as fisheye": "images registered",
     "lens": "adjustments",
     "triangulation": "models",
+    "masks": "masks",
 }
 
 

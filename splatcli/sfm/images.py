@@ -33,6 +33,7 @@ class SfmInput:
     names: of the images, forward slashes, in the order of their names; empty for a video.
     unread: images of kinds that are not read, by their endings.
     masks: names -> files below ``mask_folder`` that say what of an image counts; empty where there are none.
+    static_masks: whether masks may be made of what stands still, where there are none.
     """
 
     path: Path
@@ -40,6 +41,7 @@ class SfmInput:
     masks: Mapping[str, str] = field(default_factory=dict)
     mask_folder: Path | None = None
     unread: tuple[str, ...] = ()
+    static_masks: bool = True
 
     @property
     def is_video(self) -> bool:
@@ -61,6 +63,8 @@ class SfmInput:
         named = list(zip(self.names or ("",), self.files, strict=True))
         found: dict[str, str | int] = {"count": len(named), "sha256": _digest(named, lenient=not self.is_video)}
         masks = [(name, path) for name in self.names if (path := self.mask(name)) is not None]
+        if not self.static_masks:
+            found["static_masks"] = 0
         return {**found, "masks": _digest(masks)} if masks else found
 
 
@@ -100,7 +104,7 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
         raise SceneError("there is nothing here", where=path, remedy="name a folder of images, or a video")
     if path.is_file():
         if is_video(path):
-            return SfmInput(path)
+            return SfmInput(path, static_masks=masks != NONE)
         raise SceneError(
             "is neither a folder of images nor a video",
             where=path,
@@ -130,7 +134,7 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
 
 def _with_masks(footage: SfmInput, path: Path, wanted: str | None) -> SfmInput:
     if wanted in (NONE, ALPHA):
-        return footage
+        return replace(footage, static_masks=False)
     if wanted is not None and not (path / wanted).is_dir():
         raise SceneError(
             "the folder of masks is not there",

@@ -178,8 +178,10 @@ def _is_made(folder: Path, facts: dict[str, Any], key: dict[str, Any]) -> bool:
 
 
 def _is_outdated(facts: dict[str, Any]) -> bool:
-    """Return whether images were left out for an extra that is installed now, or models were not kept."""
+    """Return whether images were left out for an extra that is installed now, or what is kept now was not."""
     if facts.get("other_models") and "other_images" not in facts:
+        return True
+    if facts.get("stationary") and "static_masks" not in facts:
         return True
     return any(heif.INSTALL in reason for reason in facts.get("unreadable", {}).values()) and heif.can_read()
 
@@ -423,6 +425,7 @@ def run_worker(
         "names": footage.names,
         "masks": dict(footage.masks),
         "mask_folder": None if footage.mask_folder is None else str(footage.mask_folder),
+        "static_masks": footage.static_masks,
         "options": options.as_dict(),
         "folder": str(folder),
         "threads": threads,
@@ -607,7 +610,12 @@ def doubts(facts: dict[str, Any]) -> list[str]:
         found.append(
             f"features do not move in the {fact['images']} images of {fact['width']}x{fact['height']} pixels, mostly "
             f"at {places}, as in a watermark, on a part of the vehicle or behind a turntable: cameras are estimated "
-            "without them; hide these pixels with masks, or training puts them into the scene"
+            "without them"
+            + (
+                ", and masks/ hides such regions from training; look at some, splat train --masks none does without"
+                if facts.get("static_masks")
+                else "; hide these pixels with masks, or training puts them into the scene"
+            )
         )
     if facts.get("other_models"):
         found.append(
@@ -615,6 +623,10 @@ def doubts(facts: dict[str, Any]) -> list[str]:
             "lead from one to another, a step apart"
         )
     return found
+
+
+#: What masks are, by whether they were made here.
+_MASKS = {False: "what they hide gave no features", True: "made of what does not move"}
 
 
 def lines(facts: dict[str, Any]) -> list[str]:
@@ -627,7 +639,11 @@ def lines(facts: dict[str, Any]) -> list[str]:
         *(("camera", text) for text in cameras[:_SHOWN]),
         *(("lens", _lens(lens)) for lens in facts.get("lenses", [])[:_SHOWN]),
         *([("panoramas", f"{len(facts['panoramas'])}, each cut into faces")] if facts.get("panoramas") else []),
-        *([("masks", f"of {facts['masks']} images; what they hide gave no features")] if facts.get("masks") else []),
+        *(
+            [("masks", f"of {facts['masks']} images; {_MASKS[bool(facts.get('static_masks'))]}")]
+            if facts.get("masks")
+            else []
+        ),
         *_placed(facts.get("georeference") or {}),
         ("matching", f"{facts['matching']}, {facts['verified_pairs']:,} of {facts['pairs']:,} pairs hold"),
         *_added(facts.get("added_frames")),

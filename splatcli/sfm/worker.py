@@ -49,6 +49,7 @@ from splatcli.sfm.options import (
     is_fisheye_model,
 )
 from splatcli.sfm.panorama import face_camera, is_panorama, write_faces, write_masks
+from splatcli.sfm.static_masks import write_static_masks
 from splatcli.sfm.stationary import Places, boxes_of, drop_stationary, find_stationary
 from splatcli.sfm.triangulate import hold_lenses, pairs_by_pose, triangulate
 from splatcli.sfm.video import sharpest, sharpness, write_frames, write_more_frames
@@ -176,6 +177,9 @@ class Job:
         placed = self._place(model)
         for number, each in enumerate(models):
             self._write(each, number)
+        masks, made = sum(image.mask is not None for image in images), 0
+        if places and not masks and not self.panoramas and self.footage.static_masks:
+            made = self._write_static_masks([item.image for item in stored], places)
         return {
             **model_facts(model, names),
             "lenses": lenses,
@@ -192,7 +196,8 @@ class Job:
             "unreadable": self.unreadable,
             "stationary": stationary,
             "panoramas": self.panoramas,
-            "masks": sum(image.mask is not None for image in images),
+            "masks": masks or made,
+            "static_masks": made > 0,
             "seconds": {phase: round(spent, 2) for phase, spent in self.seconds.items()},
             "threads": self.threads,
             "gpu": self.gpu,
@@ -280,6 +285,11 @@ class Job:
             file.write_text(json.dumps(facts), encoding="utf-8")
         known = {(fact["width"], fact["height"]): np.array(fact["places"], np.float32) for fact in facts}
         return known, [{**fact, "places": len(fact["places"])} for fact in facts]
+
+    def _write_static_masks(self, images: list[SfmImage], places: Places) -> int:
+        """Write masks/ of what stands still in the images, which lie in images/ now; return how many."""
+        there = [replace(image, path=self.folder / "images" / image.name) for image in images]
+        return write_static_masks(there, places, self.folder / "masks", self._phase("masks"))
 
     def _fill_gaps(
         self, first: Mapped, images: list[SfmImage], how: Matching, places: Places
@@ -802,7 +812,9 @@ def main() -> None:
     os.dup2(2, 1)
     request = json.load(sys.stdin)
     masks = None if request["mask_folder"] is None else Path(request["mask_folder"])
-    footage = SfmInput(Path(request["path"]), tuple(request["names"]), request["masks"], masks)
+    footage = SfmInput(
+        Path(request["path"]), tuple(request["names"]), request["masks"], masks, (), request["static_masks"]
+    )
 
     def tell(phase: str, done: int, total: int) -> None:
         _say(lines, {"phase": phase, "done": done, "total": total})

@@ -61,7 +61,7 @@ def effective_views(
     if group is not None:
         sums = torch.stack(group.all_gather(sums)).sum(dim=0)
     of_all = len(cameras) / max(1, len(chosen))
-    first, second = sums.double()
+    first, second = sums[0].double(), sums[1].double()
     return (of_all * first**2 / second.clamp(min=1.0)).float()
 
 

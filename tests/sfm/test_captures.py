@@ -99,6 +99,21 @@ def test_a_watermark_does_not_hold_the_camera(tmp_path: Path, monkeypatch, capfd
         assert np.trace(other @ one.T @ known.T) > 1 + 2 * np.cos(np.radians(0.5))
     points = [point.xy for number in model.reg_image_ids() for point in model.image(number).get_observation_points2D()]
     assert not any(112 < x < 228 and 122 < y < 168 for x, y in points)
+    # The mark is hidden from training, and the rest is not.
+    assert (facts["masks"], facts["static_masks"]) == (8, True)
+    assert "masks/ hides such regions from training" in said.err
+    for index in range(8):
+        mask = np.asarray(Image.open(f"made/masks/{index}.jpg.png")) > 0
+        assert mask.shape == (180, 240)
+        assert mask[120:170, 110:230].mean() < 0.05
+        assert (mask.sum() - mask[120:170, 110:230].sum()) / (mask.size - 6000) > 0.97
+    assert run(["info", "made"]) == 0
+    assert "8 of 8 images have one" in capfd.readouterr().out
+    # Whoever wants none gets none.
+    assert run(["sfm", "photos", "-o", "without", "--masks", "none", "--json"]) == 0
+    said = capfd.readouterr()
+    assert (json.loads(said.out.splitlines()[-1])["masks"], Path("without/masks").exists()) == (0, False)
+    assert "hide these pixels with masks, or training puts them into the scene" in said.err
 
 
 def test_a_zoom_without_exif_gives_each_image_its_own_focal_length(tmp_path: Path, monkeypatch, capfd) -> None:

@@ -1,0 +1,103 @@
+"""Masks of what stands still in the images: the background of a turntable, watermarks, parts of the vehicle.
+
+Features that do not move (stationary.py) say that the images have such regions. In a pixel of one, the same colour
+comes back in many images: the colour that most of them share, within a tolerance, is that of the region, and an image
+that has it there shows the region, not the scene. Regions without any of these features, such as a sky that is white
+everywhere, are not hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from scipy import ndimage
+
+from splatcli.scene.decode import decode_rgb
+from splatcli.sfm.features import SfmImage
+from splatcli.sfm.stationary import Places, Size
+
+#: Images that are compared, at most, and pixels of the longer side at which they are.
+_MOST, _SIDE = 24, 320
+#: Levels of 255 by which a colour may differ from that of the region; share of the images that have it, at least.
+_OFF, _SHARE = 12.0, 0.4
+#: Features that a region has, at least; share of the pixels below which spots of either kind are taken for the other.
+_PLACES, _SPOT = 4, 0.002
+
+Bools = NDArray[np.bool_]
+
+
+def write_static_masks(
+    images: Sequence[SfmImage], places: Places, folder: Path, progress: Callable[[int, int], None]
+) -> int:
+    """Write a mask of each image as ``folder``/NAME.png, where what stands still is black; return how many.
+
+    places: of the features that do not move, for each size of images. Masks are upright, as the images are worked on.
+    Where nothing would be hidden, none are written, and the result is 0. Raises SceneError as decode_rgb() does.
+    """
+    regions = {size: found for size, where in places.items() if (found := _region(images, size, where)) is not None}
+    if not regions:
+        return 0
+    for done, image in enumerate(images):
+        size = image.width, image.height
+        shown = np.ones(1, np.bool_).reshape(1, 1)
+        if size in regions:
+            shown = _without_spots(~_still(_reduced(image), *regions[size]))
+        mask = Image.fromarray(shown.astype(np.uint8) * np.uint8(255)).resize(size, Image.Resampling.NEAREST)
+        path = folder / f"{image.name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mask.save(path)
+        progress(done + 1, len(images))
+    return len(images)
+
+
+def _region(
+    images: Sequence[SfmImage], size: Size, places: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], Bools] | None:
+    """Return the colours [h, w, 3] of what stands still, and where that is, [h, w]; None where nothing does."""
+    alike = [image for image in images if (image.width, image.height) == size]
+    chosen = np.unique(np.linspace(0, len(alike) - 1, min(len(alike), _MOST)).round().astype(int))
+    pixels = np.stack([_reduced(alike[i]) for i in chosen])
+    most, colours = np.zeros(pixels.shape[1:3], np.int64), np.zeros(pixels.shape[1:], np.float32)
+    for one in pixels:
+        near = (np.abs(pixels - one) < _OFF).all(axis=-1)
+        count = near.sum(axis=0)
+        better = count > most
+        most[better] = count[better]
+        mean = (pixels * near[..., None]).sum(axis=0) / count[..., None]
+        colours[better] = mean[better]
+    still = most >= max(3.0, _SHARE * len(pixels))
+    parts, number = ndimage.label(still, np.ones((3, 3)))
+    scale = np.array([pixels.shape[2] / size[0], pixels.shape[1] / size[1]])
+    column, row = np.minimum((places * scale).astype(np.int64), [pixels.shape[2] - 1, pixels.shape[1] - 1]).T
+    counts = np.bincount(parts[row, column], minlength=number + 1)
+    counts[0] = 0
+    still &= (counts >= _PLACES)[parts]
+    return (colours, still) if still.any() else None
+
+
+def _still(pixels: NDArray[np.float32], colours: NDArray[np.float32], region: Bools) -> Bools:
+    """Return [h, w], where an image shows what stands still."""
+    return np.asarray(region & (np.abs(pixels - colours) < _OFF).all(axis=-1))
+
+
+def _without_spots(shown: Bools) -> Bools:
+    """Return a mask without small spots, neither shown nor hidden: noise, or colours that are alike by chance."""
+    shown = ndimage.binary_opening(shown, np.ones((3, 3)))
+    for value in (True, False):
+        parts, _ = ndimage.label(shown == value)
+        sizes = np.bincount(parts.ravel())
+        small = sizes < _SPOT * shown.size
+        small[0] = False
+        shown = np.where(small[parts], not value, shown)
+    return shown
+
+
+def _reduced(image: SfmImage) -> NDArray[np.float32]:
+    picture = Image.fromarray(decode_rgb(image.path, (0, 0, 0), image.orientation))
+    scale = min(1.0, _SIDE / max(picture.size))
+    size = max(1, round(scale * picture.width)), max(1, round(scale * picture.height))
+    return np.asarray(picture.resize(size, Image.Resampling.BOX), dtype=np.float32)

@@ -1,0 +1,109 @@
+"""Masks of what stands still: made images of a patch that moves before something that does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from splatcli.scene.decode import read_header
+from splatcli.scene.masks import read_mask
+from splatcli.sfm.features import SfmImage
+from splatcli.sfm.static_masks import write_static_masks
+
+WIDTH, HEIGHT, SIDE, COUNT = 200, 150, 60, 12
+
+Pixels = NDArray[np.uint8]
+
+
+def texture(seed: int, width: int, height: int, cell: int = 5) -> Pixels:
+    random = np.random.default_rng(seed).integers(0, 256, (-(-height // cell), -(-width // cell), 3), dtype=np.uint8)
+    return np.kron(random, np.ones((cell, cell, 1), np.uint8))[:height, :width]
+
+
+def frames() -> list[tuple[Pixels, NDArray[np.bool_]]]:
+    """Images, and where each shows the patch, whose texture is another one in each."""
+    background, made = texture(0, WIDTH, HEIGHT), []
+    for index in range(COUNT):
+        pixels, patch = background.copy(), np.zeros((HEIGHT, WIDTH), np.bool_)
+        left, top = 10 + index * (WIDTH - SIDE - 20) // (COUNT - 1), 20 + 4 * index
+        pixels[top : top + SIDE, left : left + SIDE] = texture(1 + index, SIDE, SIDE)
+        patch[top : top + SIDE, left : left + SIDE] = True
+        made.append((pixels, patch))
+    return made
+
+
+def saved(folder: Path, images: list[Pixels], orientation: int = 1) -> list[SfmImage]:
+    """The images as PNG files that are upright by EXIF's ``orientation``."""
+    undo = {1: lambda p: p, 6: lambda p: np.rot90(p), 5: lambda p: p.transpose(1, 0, 2)}
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    folder.mkdir()
+    found = []
+    for index, pixels in enumerate(images):
+        name = f"{index:02d}.png"
+        Image.fromarray(np.ascontiguousarray(undo[orientation](pixels))).save(folder / name, exif=exif)
+        found.append(SfmImage.of(name, folder, read_header(folder / name)))
+    return found
+
+
+def places(*boxes: tuple[int, int, int, int]) -> NDArray[np.float32]:
+    """Features in boxes of left, top, right, bottom: nine each."""
+    grids = [
+        np.stack(np.meshgrid(np.linspace(a, c, 3), np.linspace(b, d, 3)), axis=-1).reshape(-1, 2)
+        for a, b, c, d in boxes
+    ]
+    return np.concatenate(grids).astype(np.float32)
+
+
+def quiet(done: int, total: int) -> None:
+    assert 0 < done <= total
+
+
+@pytest.mark.parametrize("orientation", [1, 5, 6])
+def test_the_background_is_hidden_and_what_moves_is_not(tmp_path: Path, orientation: int) -> None:
+    made = frames()
+    images = saved(tmp_path / "images", [pixels for pixels, _ in made], orientation)
+    assert {(image.width, image.height) for image in images} == {(WIDTH, HEIGHT)}
+    where = {(WIDTH, HEIGHT): places((2, 2, WIDTH - 3, HEIGHT - 3))}
+    assert write_static_masks(images, where, tmp_path / "masks", quiet) == COUNT
+    for image, (_, patch) in zip(images, made, strict=True):
+        mask = tmp_path / "masks" / f"{image.name}.png"
+        again = SfmImage.of(image.name, tmp_path / "images", read_header(image.path), mask)
+        hidden = read_mask(mask, again.mask_orientation)
+        assert hidden.shape == patch.shape
+        assert hidden[~patch].mean() > 0.97
+        assert hidden[patch].mean() < 0.03
+
+
+def test_only_regions_with_features_that_do_not_move_are_hidden(tmp_path: Path) -> None:
+    """The same white above in all images is a sky, until features say otherwise."""
+    logo = texture(99, 40, 30)
+    pixels = [texture(index, WIDTH, HEIGHT) for index in range(COUNT)]
+    for one in pixels:
+        one[:40], one[100:130, 20:60] = 250, logo
+    images = saved(tmp_path / "images", pixels)
+    logo_place = {(WIDTH, HEIGHT): places((24, 104, 55, 125))}
+    assert write_static_masks(images, logo_place, tmp_path / "masks", quiet) == COUNT
+    for image in images:
+        hidden = read_mask(tmp_path / "masks" / f"{image.name}.png", 1)
+        assert hidden[100:130, 20:60].mean() > 0.9
+        hidden[98:132, 18:62] = False
+        assert not hidden.any()
+
+
+def test_images_of_another_size_and_without_regions_show_all(tmp_path: Path) -> None:
+    still, moving = frames(), [texture(50 + index, 90, 120) for index in range(4)]
+    images = saved(tmp_path / "still", [pixels for pixels, _ in still])
+    others = [
+        SfmImage(f"more/{one.name}", one.path, 1, one.width, one.height) for one in saved(tmp_path / "moving", moving)
+    ]
+    where = {(WIDTH, HEIGHT): places((2, 2, WIDTH - 3, HEIGHT - 3))}
+    assert write_static_masks([*images, *others], where, tmp_path / "masks", quiet) == COUNT + 4
+    for one in others:
+        assert not read_mask(tmp_path / "masks" / f"{one.name}.png", 1).any()
+    assert write_static_masks(others, {(90, 120): places((2, 2, 80, 100))}, tmp_path / "none", quiet) == 0
+    assert not (tmp_path / "none").exists()
