@@ -532,7 +532,8 @@ def _misfit_remark(losses: Mapping[str, float], views: int, run: str) -> str:
     if len(found) > LISTED:
         named.append(f"and {len(found) - LISTED} more")
     verb = "is" if len(found) == 1 else "are"
-    shown = shlex.quote(",".join([*found][:LISTED]))
+    # Commas part the names of --views.
+    shown = shlex.quote(",".join([view for view in found if "," not in view][:LISTED]) or "train")
     return (
         f"\n{len(found)} of {views} training views {verb} fitted far worse than the others: {', '.join(named)}\n"
         f"  help: splat eval {run} --views {shown} --sheet sheet.png; remove images of something else, or refine wrong "

@@ -10,6 +10,7 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
+from splatcli.cli.run_training import _misfit_remark
 from splatcli.train.evaluate import misfits, outlier_note
 from splatcli.train.events import ViewScore
 from tests.running import Splat
@@ -90,6 +91,14 @@ def test_the_end_of_a_run_names_training_views_that_are_of_something_else(
     named = done.err.split(f"splat eval {run} --views ")[1].split()[0]
     seen = splat("eval", run, "--views", named, "--json")
     assert {view["name"] for view in json.loads(seen.out)["views"]} == {images[10].name, images[31].name}
+
+
+@pytest.mark.parametrize(("names", "views"), [(["a,b.jpg", "c.jpg"], "c.jpg"), (["a,b.jpg"], "train")])
+def test_a_name_with_a_comma_is_not_in_the_command_that_shows_misfits(names: list[str], views: str) -> None:
+    losses = {f"{i}.jpg": 0.01 for i in range(9)} | dict.fromkeys(names, 0.1)
+    remark = _misfit_remark(losses, len(losses), "run")
+    assert f"splat eval run --views {views} --sheet" in remark
+    assert "a,b.jpg (10 times" in remark
 
 
 @pytest.mark.parametrize(
