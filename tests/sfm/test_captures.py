@@ -109,7 +109,7 @@ def test_a_watermark_does_not_hold_the_camera(tmp_path: Path, monkeypatch, capfd
         assert (mask.sum() - mask[120:170, 110:230].sum()) / (mask.size - 6000) > 0.97
     assert run(["info", "made"]) == 0
     assert "8 of 8 images have one" in capfd.readouterr().out
-    # Whoever wants none gets none.
+    # With --masks none there are none.
     assert run(["sfm", "photos", "-o", "without", "--masks", "none", "--json"]) == 0
     said = capfd.readouterr()
     assert (json.loads(said.out.splitlines()[-1])["masks"], Path("without/masks").exists()) == (0, False)
