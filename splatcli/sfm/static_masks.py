@@ -9,6 +9,7 @@ everywhere, are not hidden.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -31,17 +32,15 @@ Bools = NDArray[np.bool_]
 
 
 def write_static_masks(
-    images: Sequence[SfmImage], places: Places, folder: Path, progress: Callable[[int, int], None]
+    images: Sequence[SfmImage], places: Places, folder: Path, progress: Callable[[int, int], None], threads: int = 1
 ) -> int:
     """Write a mask of each image as ``folder``/NAME.png, where what stands still is black; return how many.
 
     places: of the features that do not move, for each size of images. Masks are upright, as the images are worked on.
     Where nothing would be hidden, none are written, and the result is 0. Raises SceneError as decode_rgb() does.
     """
-    regions = {size: found for size, where in places.items() if (found := _region(images, size, where)) is not None}
-    if not regions:
-        return 0
-    for done, image in enumerate(images):
+
+    def write(image: SfmImage) -> None:
         size = image.width, image.height
         shown = np.ones(1, np.bool_).reshape(1, 1)
         if size in regions:
@@ -50,17 +49,24 @@ def write_static_masks(
         path = folder / f"{image.name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         mask.save(path)
-        progress(done + 1, len(images))
+
+    with ThreadPoolExecutor(threads) as pool:
+        each = {size: _region(images, size, where, pool) for size, where in places.items()}
+        regions = {size: region for size, region in each.items() if region is not None}
+        if not regions:
+            return 0
+        for done, _ in enumerate(pool.map(write, images)):
+            progress(done + 1, len(images))
     return len(images)
 
 
 def _region(
-    images: Sequence[SfmImage], size: Size, places: NDArray[np.float32]
+    images: Sequence[SfmImage], size: Size, places: NDArray[np.float32], pool: Executor
 ) -> tuple[NDArray[np.float32], Bools] | None:
     """Return the colours [h, w, 3] of what stands still, and where that is, [h, w]; None where nothing does."""
     alike = [image for image in images if (image.width, image.height) == size]
     chosen = np.unique(np.linspace(0, len(alike) - 1, min(len(alike), _MOST)).round().astype(int))
-    pixels = np.stack([_reduced(alike[i]) for i in chosen])
+    pixels = np.stack([*pool.map(_reduced, [alike[i] for i in chosen])])
     most, colours = np.zeros(pixels.shape[1:3], np.int64), np.zeros(pixels.shape[1:], np.float32)
     for one in pixels:
         near = (np.abs(pixels - one) < _OFF).all(axis=-1)

@@ -289,7 +289,7 @@ class Job:
     def _write_static_masks(self, images: list[SfmImage], places: Places) -> int:
         """Write masks/ of what stands still in the images, which lie in images/ now; return how many."""
         there = [replace(image, path=self.folder / "images" / image.name) for image in images]
-        return write_static_masks(there, places, self.folder / "masks", self._phase("masks"))
+        return write_static_masks(there, places, self.folder / "masks", self._phase("masks"), self.threads)
 
     def _fill_gaps(
         self, first: Mapped, images: list[SfmImage], how: Matching, places: Places

@@ -69,7 +69,7 @@ def test_the_background_is_hidden_and_what_moves_is_not(tmp_path: Path, orientat
     images = saved(tmp_path / "images", [pixels for pixels, _ in made], orientation)
     assert {(image.width, image.height) for image in images} == {(WIDTH, HEIGHT)}
     where = {(WIDTH, HEIGHT): places((2, 2, WIDTH - 3, HEIGHT - 3))}
-    assert write_static_masks(images, where, tmp_path / "masks", quiet) == COUNT
+    assert write_static_masks(images, where, tmp_path / "masks", quiet, 2) == COUNT
     for image, (_, patch) in zip(images, made, strict=True):
         mask = tmp_path / "masks" / f"{image.name}.png"
         again = SfmImage.of(image.name, tmp_path / "images", read_header(image.path), mask)
