@@ -225,7 +225,7 @@ def _rendered(
     if views is not None and config.train.sh_views > 0.0:
         shN = gaussians.shN
         if shN is trained.shN:
-            shN = (DEVICE_STORAGE if adam is None else adam.storage).copy(shN.detach(), shN.device)
+            shN = (DEVICE_STORAGE if adam is None else adam.storage).copy(shN, gaussians.device)
         damp(shN, views, config.train.sh_views)
         gaussians = replace(gaussians, shN=shN)
     return gaussians if sizes is None else apply_filter_3d(gaussians, sizes)
