@@ -354,6 +354,8 @@ class Trainer:
             filter_3d=sizes,
             group=self.group,
         )
+        if state.effective_views is None:
+            self.checkpointer.saved = None  # a checkpoint of this step has no count
         state.effective_views = views if state.shard is None else views[state.shard.rows].clone()
 
     def _submit(self) -> tuple[bool, list[Stepped]]:

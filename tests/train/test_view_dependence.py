@@ -18,6 +18,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer.reference import render_reference
 from splatcli.scene.camera import Camera
 from splatcli.train.densify.contribution import VIEWS
+from splatcli.train.events import Saved
 from splatcli.train.start import changed_config
 from splatcli.train.state import TrainState, flushed
 from splatcli.train.view_dependence import damp, effective_views
@@ -156,6 +157,23 @@ def test_a_deadline_ends_a_run_with_a_count() -> None:
     list(events)
     assert trainer.state.step == 30
     assert trainer.state.effective_views is not None
+
+
+def test_a_run_that_was_just_saved_is_saved_with_its_count() -> None:
+    """The deadline passes while a checkpoint is written."""
+    run, now = MemoryRun(), [0.0]
+    trainer = start_plain(config(steps=100), run, clock=lambda: now[0])
+
+    def should_save() -> bool:
+        now[0] = 10.0 * (trainer.state.step == 30)
+        return trainer.state.step == 30
+
+    events = list(trainer.run(should_save=should_save, deadline=5.0))
+    assert [event.step for event in events if isinstance(event, Saved)] == [0, 30, 30]
+    stored = run.saved[30].effective_views
+    assert stored is not None
+    assert trainer.state.effective_views is not None
+    assert torch.equal(stored, trainer.state.effective_views)
 
 
 def test_a_longer_run_forgets_the_count_and_trains_on_raw_coefficients(tmp_path: Path) -> None:
