@@ -242,8 +242,10 @@ def _measure(
             where=scene.root,
             remedy="evaluate other views (--views all), or correct the masks",
         )
-    unlike, borders = None, border_note(scene, indices)
+    unlike, behind, borders = None, None, border_note(scene, indices)
     if checkpoint is None:
+        if any(scene.images.may_be_transparent(index) for index in indices):
+            behind = evaluation_background(config)
         unlike = unlike_note(sum(score.psnr for score in scores) / len(scores), scene.root)
     mean = means(figures)
     facts: dict[str, Any] = {
@@ -261,7 +263,7 @@ def _measure(
         [*lines, f"num_gaussians {len(model.gaussians)}"],
         [
             *(note for note in (unlike, borders) if note is not None),
-            *_remarks(scores, fitted, views, shown=extremes is not None),
+            *_remarks(scores, fitted, views, shown=extremes is not None, behind=behind),
         ],
     )
 
@@ -286,10 +288,11 @@ def _table(facts: dict[str, Any]) -> Table:
 FITTED_DB = 1.0
 
 
-def _remarks(scores: list[ViewScore], fitted: list[float], views: str, *, shown: bool) -> list[str]:
+def _remarks(scores: list[ViewScore], fitted: list[float], views: str, *, shown: bool, behind: str | None) -> list[str]:
     """Return what is suspicious in the scores, with remedies.
 
-    fitted: PSNR with the render's colours fitted. shown: a contact sheet is written.
+    fitted: PSNR with the render's colours fitted. shown: a contact sheet is written. behind: the background of
+    transparent images and a model that may be of another one; None where there is no such doubt.
     """
     from splatcli.train.evaluate import outlier_note
 
@@ -302,10 +305,17 @@ def _remarks(scores: list[ViewScore], fitted: list[float], views: str, *, shown:
         )
     mean, corrected = sum(score.psnr for score in scores) / len(scores), sum(fitted) / len(fitted)
     if corrected - mean > FITTED_DB:
+        cause, remedy = "the images differ in exposure or white balance", "splat train --ppisp learns that"
+        if behind is not None:
+            cause = f"images that are transparent are compared over {behind}, or {cause}"
+            remedy = (
+                "leave out --white-background for a model that was trained over black"
+                if behind == "white"
+                else "--white-background for a model that was trained over white"
+            )
         remarks.append(
             f"with the colours of each render fitted, PSNR is {corrected:.2f} dB, {corrected - mean:.1f} dB higher: "
-            "the images differ in exposure or white balance\n  help: splat train --ppisp learns that; "
-            "--color-corrected reports it"
+            f"{cause}\n  help: {remedy}; --color-corrected reports it"
         )
     return remarks
 

@@ -183,6 +183,12 @@ def _camera_of(name: str, cameras: Sequence[Camera]) -> Camera:
     names = [camera.name for camera in cameras]
     short = {PurePosixPath(one).name: one for one in reversed(names)}
     words = [*SPLITS, *PATHS]
+    if name in words:
+        raise UsageError(
+            f"{name} stands alone, and here other views are named beside it",
+            where="--views",
+            remedy=f"one of {', '.join(words)} (all has test and train), or images with commas",
+        )
     near = difflib.get_close_matches(name, [*words, *names], n=_NEAR)
     near += [short[one] for one in difflib.get_close_matches(PurePosixPath(name).name, short, n=_NEAR)]
     listed = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

@@ -313,8 +313,11 @@ def test_an_export_has_the_figures_of_its_run_at_its_size_and_background(splat: 
         expected["ssim"],
         {**expected["protocol"], "views_of": "test"},
     )
-    (dark,) = splat("eval", file, "--data", scene, "-r", 2, "--json", "-q").objects
-    assert dark["psnr"] != found["psnr"]
+    over_black = splat("eval", file, "--data", scene, "-r", 2, "--json")
+    assert over_black.objects[0]["psnr"] < found["psnr"]
+    assert "compared over black" in over_black.err
+    assert "--white-background for a model that was trained over white" in over_black.err
+    assert "--ppisp" not in over_black.err
     refused = splat("eval", run, "--white-background")
     assert (refused.code, "it was trained with" in refused.err) == (2, True)
     # The photos that renders are compared with have the background that is asked for.

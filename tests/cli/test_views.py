@@ -104,6 +104,8 @@ def test_images_choose_views_in_the_order_given(text: str, names: list[str]) -> 
         ("0002.jpeg", "did you mean left/0002.jpg"),
         ("left/0002.jpg,tset", "'tset' names no views, and no image of one of the 5.*did you mean test"),
         ("left/0002.jpg,", "'' names no views"),
+        ("test,train", "test stands alone.*all has test and train"),
+        ("left/0002.jpg,orbit", "orbit stands alone"),
         ("xyz", "images with commas: left/0001.jpg, left/0002.jpg, right/0001.jpg, right/0003.png, a,b.jpg$"),
     ],
 )
