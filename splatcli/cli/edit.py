@@ -267,6 +267,8 @@ def edit(args: EditArguments) -> int:
         together = with_align_targets(together, out)
         parts = [edit_model(path, operations, together, args, out) for path, operations in zip(paths, own, strict=True)]
         warn_of_differences(parts, out)
+        if args.data is not None and all(part.scene is None and part.model.photos is None for part in parts):
+            out.note("note: --data has no effect; it names the photos of a run or checkpoint for --clean and --refine")
         result = join_models(parts, together, args, out)
         comments = place_comments(parts[0], result, target.format, out)
         if args.refine is not None:

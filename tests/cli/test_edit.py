@@ -513,6 +513,13 @@ def test_clean_says_what_it_goes_by(splat: Splat, fogged: Path, model: Path, tin
     done = splat("edit", "--clean", model, "--dry-run")
     assert done.code == 0, done.err
     assert "by neighbours alone" in done.out
+    for words, has_effect in (
+        ((fogged, "--clean"), True),
+        ((fogged, "--scale", 2), False),
+        ((model, "--clean"), False),
+    ):
+        done = splat("edit", *words, "--data", tiny_scene, "--dry-run")
+        assert (done.code, "--data has no effect" in done.err) == (0, not has_effect), done.err
     refused = splat("edit", model, "--clean=much", "--dry-run")
     assert refused.code == 2
     assert "no level 'much'" in refused.err
