@@ -72,5 +72,5 @@ def damp(shN: Tensor, views: Tensor, half: float) -> None:
     views: [N], of effective_views(). half: number of views, above 0, at which the coefficients are halved.
     """
     first = SH_REST[DEGREE - 1]
-    squares = views.to(shN.device).double() ** 2
-    shN[:, first:] *= (squares / (squares + half**2)).float()[:, None, None]
+    ratio = half / views.to(shN.device).double()  # infinite where no view shows the Gaussian
+    shN[:, first:] *= (1.0 / (1.0 + ratio**2)).float()[:, None, None]

@@ -117,6 +117,15 @@ def test_coefficients_of_degree_three_and_above_are_damped(degree: int) -> None:
     assert_close(after, wanted, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize(("half", "kept"), [(1e-200, 1.0), (1e200, 0.0)])
+def test_no_setting_is_too_small_or_too_large_to_square(half: float, kept: float) -> None:
+    shN = random_gaussians(3, degree=3).shN
+    after = shN.clone()
+    damp(after, torch.tensor([0.0, 1.0, 1e9]), half)
+    assert torch.equal(after[1:, 8:], kept * shN[1:, 8:])
+    assert torch.equal(after[0, 8:], torch.zeros_like(after[0, 8:]))
+
+
 def test_a_finished_run_is_shown_damped_and_its_state_stays_raw() -> None:
     run, plain = MemoryRun(), MemoryRun()
     state, undamped = finished(run, config()), finished(plain, config(sh_views=0.0))
