@@ -165,6 +165,8 @@ def _run(argv: Sequence[str], out: Output) -> int:
     except KeyboardInterrupt:
         return _note_interrupt(argv, out)
     except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # typer's, of a help text that nobody reads to its end
+            return 0
         return error.code if isinstance(error.code, int) else 1
     except Exception as error:
         return _note_interrupt(argv, out) if interrupts() > before else report_error(error, argv, out)
