@@ -51,6 +51,7 @@ def test_an_export_of_a_finished_run_is_damped_by_what_the_checkpoint_tells(
     n = views.double().numpy()
     assert 1.0 < float(np.median(n)) < 10.0
     assert np.array_equal(damped[:, :8], raw[:, :8])
+    # Factors are rounded to float32 once, products again: 2^-23 of the value.
     np.testing.assert_allclose(damped[:, 8:], raw[:, 8:] * (n**2 / (n**2 + 9.0))[:, None, None], rtol=1e-6, atol=1e-12)
     assert np.abs(raw[:, 8:]).max() > 1e-3
 

@@ -109,6 +109,10 @@ def test_a_watermark_does_not_hold_the_camera(tmp_path: Path, monkeypatch, capfd
         assert (mask.sum() - mask[120:170, 110:230].sum()) / (mask.size - 6000) > 0.97
     assert run(["info", "made"]) == 0
     assert "8 of 8 images have one" in capfd.readouterr().out
+    for words, hides in (((), True), (("--masks", "none"), False)):
+        made = ["train", "made", "-o", "run", "--overwrite", "-n", "2", "-r", "4", "--device", "cpu", *QUICK, *words]
+        assert run(made) == 0
+        assert ("8 images have masks; what they hide takes no part in training" in capfd.readouterr().err) == hides
     # With --masks none there are none.
     assert run(["sfm", "photos", "-o", "without", "--masks", "none", "--json"]) == 0
     said = capfd.readouterr()
