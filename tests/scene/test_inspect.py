@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from PIL import Image
 from splatcli.cli.commands import run
 from splatcli.config import DataConfig
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.inspect import Finding, inspect_scene, shown_shares
+from splatcli.scene.inspect import Finding, inspect_scene, repeated_views, scene_notes, shown_shares
 from splatcli.scene.read import read_scene
 from tests.scene import made
 
@@ -88,6 +89,25 @@ def test_cameras_out_of_place_are_reported(tmp_path: Path, index: int, center: l
     all_found = found(edit_frames(made.nerfstudio_scene(tmp_path), move))
     assert all_found["warning", "cameras"].text == text
     assert list(all_found)[-1] == ("warning", "cameras"), "warnings come last, where they are seen"
+
+
+@pytest.mark.parametrize(("turned", "repeats"), [(0.0, True), (2e-4, True), (0.01, False)])
+def test_held_out_views_that_repeat_a_training_view_are_named(tmp_path: Path, turned: float, repeats: bool) -> None:
+    """A copy in another file has the same pose but for the error of structure from motion; half a pixel is no error."""
+    made.colmap_scene(tmp_path)
+    model = pycolmap.Reconstruction(tmp_path / "sparse/0")
+    pose = model.images[4].cam_from_world()
+    turn = pycolmap.Rotation3d(np.array([0.0, 0.0, turned]))
+    model.images[1].frame.set_cam_from_world(1, pycolmap.Rigid3d(turn, np.zeros(3)) * pose)
+    model.write(tmp_path / "sparse/0")
+    scene = read_scene(tmp_path, DataConfig())
+    assert scene.test == [0]
+    assert repeated_views(scene) == ({0: 3} if repeats else {})
+    said = "1 held-out view stands and looks as a training view does (0000.png = 0003.png)"
+    warnings = [one for one in inspect_scene(scene) if (one.state, one.subject) == ("warning", "held out")]
+    assert [one.text.startswith(said) for one in warnings] == [True] * repeats
+    assert any(note.startswith(said) and "remove copies" in note for note in scene_notes(scene)) == repeats
+    assert repeated_views(replace(scene, points=None)) == {}
 
 
 def observed_model(factor: float = 1.0, scale: float = 1.0) -> pycolmap.Reconstruction:
