@@ -140,8 +140,8 @@ class EditArguments:
         _option(
             "--clean",
             metavar="[light|normal|strong]",
-            text="Drop floaters: by the photos and cameras of a checkpoint, and in a file of splats by their "
-            "neighbours.  [default: normal]",
+            text="Drop floaters: by the photos and cameras of a checkpoint, or of the scene that --data names; in a "
+            "file of splats alone by their neighbours.  [default: normal]",
         ),
     ] = None
     reorder: Annotated[
@@ -185,7 +185,15 @@ class EditArguments:
             show_default=False,
         ),
     ] = None
-    data: options.Data = None
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="DIR",
+            help="Folder of the scene, where it has moved since training. For a file of splats, the scene that it was "
+            "trained on: its cameras and photos serve --clean, --simplify, --level and --align-to.",
+        ),
+    ] = None
     allow_older: options.AllowOlder = False
     json: options.Json = False
     quiet: options.Quiet = False
@@ -254,6 +262,7 @@ def edit(args: EditArguments) -> int:
       splat edit output/scene -o phone.sog --simplify 25% --refine 500
       splat edit output/scene -o clean.ply --clean
       splat edit east.ply west.ply -o both.ply --overlap densest
+      splat edit point_cloud.ply -o clean.ply --clean --data scene/
       splat edit output/scene -o clean.pt --clean && splat resume clean.pt --iterations 10000
       splat edit scene.ply --crop-out box:-1,-1,-1,1,1,1 --dry-run --picture edit.png
     """
@@ -267,8 +276,11 @@ def edit(args: EditArguments) -> int:
         together = with_align_targets(together, out)
         parts = [edit_model(path, operations, together, args, out) for path, operations in zip(paths, own, strict=True)]
         warn_of_differences(parts, out)
-        if args.data is not None and all(part.scene is None and part.model.photos is None for part in parts):
-            out.note("note: --data has no effect; it names the photos of a run or checkpoint for --clean and --refine")
+        if args.data is not None and not any(part.uses_data for part in parts):
+            out.note(
+                "note: --data has no effect; it names the photos for --clean and --refine, and those of a file of "
+                "splats for --simplify, --level and --align-to"
+            )
         result = join_models(parts, together, args, out)
         comments = place_comments(parts[0], result, target.format, out)
         if args.refine is not None:

@@ -31,6 +31,7 @@ class EditedPart:
     effects: of its operations, for --json. offset: from the input, None for a file of splats.
     place: notes that say where it lies in the input and on the Earth.
     checkpoint: where one is written, and for --refine. scene: for --refine.
+    uses_data: the scene that --data names was read.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class EditedPart:
     place: Sequence[str]
     checkpoint: Checkpoint | None
     scene: Scene | None
+    uses_data: bool
 
 
 @dataclass
@@ -93,7 +95,7 @@ def edit_model(
     path: Path, operations: Sequence[Operation], together: Sequence[Operation], args: EditArguments, out: Output
 ) -> EditedPart:
     """Read a model, apply its own operations, and print their effects. together: the operations of all models."""
-    from splatcli.edit.operations import Clean, EditedModel, apply_operations
+    from splatcli.edit.operations import AlignTo, Clean, EditedModel, Level, Simplify, apply_operations
 
     alone = len(args.models or []) < 2
     following = [*operations, *(together if alone else [])]
@@ -106,11 +108,17 @@ def edit_model(
             remedy="-o edited.ply; to train on: splat train SCENE --init edited.ply",
         )
     scene = None if args.refine is None else _scene_to_refine_on(loaded, following, args.data)
-    model = EditedModel.as_read(loaded.gaussians, checkpoint, antialiased=loaded.antialiased)
-    if args.picture is not None:
-        model = replace(model, dropped=[])
+    of_file, photos = None, None
     if checkpoint is not None and any(isinstance(one, Clean) for one in following):
-        model = replace(model, photos=_photos(checkpoint, args.data, out))
+        photos = _photos(checkpoint, args.data, out)
+    elif (
+        checkpoint is None
+        and args.data is not None
+        and any(isinstance(one, AlignTo | Clean | Level | Simplify) for one in following)
+    ):
+        of_file, photos = _scene_of_file(loaded, args.data)
+    model = EditedModel.as_read(loaded.gaussians, checkpoint, antialiased=loaded.antialiased, scene=of_file)
+    model = replace(model, photos=photos, dropped=None if args.picture is None else [])
     model, effects = apply_operations(model, operations, nonfinite=loaded.dropped)
     place: list[str] = []
     if checkpoint is not None:
@@ -124,6 +132,7 @@ def edit_model(
         place=place,
         checkpoint=checkpoint if args.writes_checkpoint or args.refine is not None else None,
         scene=scene,
+        uses_data=scene is not None or photos is not None,
     )
 
 
@@ -151,6 +160,16 @@ def _scene_to_refine_on(model: Model, operations: Sequence[Operation], data: Pat
         )
     check_refinable(operations)
     return scene_of(model.checkpoint, data)
+
+
+def _scene_of_file(model: Model, data: Path) -> tuple[Scene, Photos]:
+    """Return the scene that ``--data`` names for a file of splats, and its photos. Raises SceneError."""
+    from splatcli.config import DataConfig
+    from splatcli.edit.clean import Photos
+    from splatcli.scene.read import read_scene
+
+    scene = read_scene(data, DataConfig().images_only())
+    return scene, Photos.of_scene(scene, model.gaussians, antialiased=model.antialiased)
 
 
 def _photos(checkpoint: Checkpoint, data: Path | None, out: Output) -> Photos | None:

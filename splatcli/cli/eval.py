@@ -284,17 +284,13 @@ def _table(facts: dict[str, Any]) -> Table:
     return Table(rows, ("metric", "mean", "worst view", "best view"), title)
 
 
-#: Colours that are fitted to the images are worth a remark from this many dB of the mean PSNR on.
-FITTED_DB = 1.0
-
-
 def _remarks(scores: list[ViewScore], fitted: list[float], views: str, *, shown: bool, behind: str | None) -> list[str]:
     """Return what is suspicious in the scores, with remedies.
 
     fitted: PSNR with the render's colours fitted. shown: a contact sheet is written. behind: the background of
     transparent images and a model that may be of another one; None where there is no such doubt.
     """
-    from splatcli.train.evaluate import outlier_note
+    from splatcli.train.evaluate import FITTED_DB, outlier_note
 
     remarks = []
     note = outlier_note(scores, {score.name: value for score, value in zip(scores, fitted, strict=True)})

@@ -22,8 +22,9 @@ Communications in Statistics - Simulation and Computation 18(3), 1989.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +42,11 @@ from splatcli.gaussians import Gaussians
 from splatcli.progress import track
 from splatcli.rasterizer.rendering import Render, ViewRender, render
 from splatcli.scene.camera import Camera
+from splatcli.scene.images import ImageStore
+from splatcli.scene.scene import Scene
 from splatcli.train.backgrounds import BACKGROUNDS, evaluation_background, image_background
-from splatcli.train.image_metrics import color_corrected
+from splatcli.train.evaluate import FITTED_DB, UNLIKE_DB
+from splatcli.train.image_metrics import color_corrected, psnr
 from splatcli.train.start import run_scene
 
 LEVELS = ("light", "normal", "strong")
@@ -78,6 +82,8 @@ VIEW_SIDE = 640
 REACH = 2.0
 GROUP = 10
 NEIGHBOURS = 12
+#: Views whose photos tell the background and the frame of a file of splats.
+TRIED = 8
 #: Opacities closer to 1 lose too many digits in their logit's gradient.
 _LEAST_TRANSPARENCY = 1e-6
 
@@ -89,12 +95,14 @@ class Photos:
     load: name of a camera -> pixels [H, W, 3] uint8, and masked pixels [H, W] bool or None; None without a photo.
     background: R G B in 0..1, as in training.
     fit_colours: each photo's colours are first fitted to the render, for runs that trained colours of views.
+    held_out: number of the views whose photos are not used.
     """
 
     load: Callable[[str], tuple[NDArray[np.uint8], NDArray[np.bool_] | None] | None]
     background: tuple[float, float, float] = (0.0, 0.0, 0.0)
     antialiased: bool = False
     fit_colours: bool = False
+    held_out: int = 0
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Checkpoint, data: Path | None = None) -> Photos:
@@ -109,13 +117,63 @@ class Photos:
         if missing is not None:
             raise SceneError(f"the scene has no image {missing}", where=scene.root, remedy="name its scene: --data DIR")
 
-        def load(name: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_] | None]:
-            image = scene.images.image(index[name])
-            return image.pixels, image.masked
-
         background = BACKGROUNDS[evaluation_background(config)]
         coloured = any(not name.startswith("pose") for name in checkpoint.views)
-        return cls(load, background, config.train.antialiased, coloured)
+        return cls(partial(_loaded, scene.images, index), background, config.train.antialiased, coloured)
+
+    @classmethod
+    def of_scene(cls, scene: Scene, gaussians: Gaussians, *, antialiased: bool = False) -> Photos:
+        """Return the photos of a scene's training views, for a file of splats in the scene's frame, of all its cameras.
+
+        The background is black or white, whichever is nearer to photos of up to TRIED views; each photo's colours are
+        fitted first if that brings renders nearer by FITTED_DB. Raises SceneError where the renders do not resemble the
+        photos, or none can be read.
+        """
+        index = {scene.cameras[row].name: row for row in scene.train if scene.images.has(row)}
+        some = [*index.values()][:: max(1, -(-len(index) // TRIED))]
+        best: tuple[float, Photos] | None = None
+        for level in (0, 255):
+            store = scene.images.over((level, level, level))
+            one = cls(
+                partial(_loaded, store, index),
+                (level / 255, level / 255, level / 255),
+                antialiased,
+                held_out=len(scene.cameras) - len(index),
+            )
+            plain, fitted = one._resemblance(gaussians, [scene.cameras[row] for row in some])
+            if best is None or plain > best[0]:
+                best = plain, replace(one, fit_colours=fitted > plain + FITTED_DB)
+        if best is None or not best[0] >= UNLIKE_DB:
+            raise SceneError(
+                "the renders do not resemble the images: the model may be of another scene, or in another frame",
+                where=scene.root,
+                remedy="name the scene that it was trained on, or bring it there: splat edit MODEL --align-to RUN",
+            )
+        return best[1]
+
+    def _resemblance(self, gaussians: Gaussians, cameras: Sequence[Camera]) -> tuple[float, float]:
+        """Return the mean PSNR of the renders to the photos in dB, and that with the photos' colours fitted."""
+        pairs = []
+        for camera in cameras:
+            found = self.load(camera.name)
+            if found is None or (found[1] is not None and found[1].all()):
+                continue
+            small = _sized(camera)
+            photo, masked = _reduced(found, small)
+            background = torch.tensor(self.background)
+            image = render(gaussians, small, background=background, antialiased=self.antialiased).image.clamp(0, 1)
+            pairs.append((psnr(image, photo, masked), psnr(image, color_corrected(photo, image, masked), masked)))
+        return tuple(np.mean(pairs, axis=0).tolist()) if pairs else (0.0, 0.0)
+
+
+def _loaded(
+    store: ImageStore, index: Mapping[str, int], name: str
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_] | None] | None:
+    """Return the photo of that name, and its masked pixels; None where the index has none."""
+    if name not in index:
+        return None
+    image = store.image(index[name])
+    return image.pixels, image.masked
 
 
 def floaters(gaussians: Gaussians, level: str, cameras: Sequence[Camera] = (), photos: Photos | None = None) -> Tensor:

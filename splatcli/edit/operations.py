@@ -27,6 +27,7 @@ from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.scene.camera import Camera
 from splatcli.scene.georeference import MIN_POSITIONS, PositionsError, fit_similarity
 from splatcli.scene.points import morton_order
+from splatcli.scene.scene import Scene
 from splatcli.sizes import parse_count
 
 _COMPARISONS: dict[str, Callable[[Tensor, float], Tensor]] = {
@@ -337,8 +338,8 @@ def parse_operation(flag: str, text: str) -> Operation:
 class EditedModel:
     """A model before or after operations: Gaussians and what goes with them, all in the same coordinates.
 
-    cameras: of the training images. photos: of these cameras, for Clean. up: [3] unit, where the scene has a place on
-    the Earth. metadata: for the file.
+    cameras: of the training images; of all images of the scene of a file. photos: of these cameras, for Clean.
+    up: [3] unit, where the scene has a place on the Earth. metadata: for the file.
     rows: [N] int64, for each Gaussian its row in the model as it was read; None where Gaussians were merged.
     dropped: Gaussians that were left out; None collects none.
     """
@@ -352,16 +353,27 @@ class EditedModel:
     dropped: Sequence[Gaussians] | None = None
 
     @classmethod
-    def as_read(cls, gaussians: Gaussians, checkpoint: Checkpoint | None, *, antialiased: bool = False) -> EditedModel:
-        """Return a model before all operations. checkpoint: its own; a file of splats has none, hence no cameras.
+    def as_read(
+        cls,
+        gaussians: Gaussians,
+        checkpoint: Checkpoint | None,
+        *,
+        antialiased: bool = False,
+        scene: Scene | None = None,
+    ) -> EditedModel:
+        """Return a model before all operations. checkpoint: its own; a file of splats has none.
 
-        antialiased: as of ExportMetadata.of().
+        antialiased: as of ExportMetadata.of(). scene: with the cameras of a file of splats, in its frame.
         """
         metadata, rows = ExportMetadata.of(checkpoint, antialiased=antialiased), torch.arange(len(gaussians))
-        if checkpoint is None:
+        if checkpoint is not None:
+            place, cameras = checkpoint.dataset.place, checkpoint.training_cameras()
+        elif scene is not None:
+            place, cameras = scene.place, scene.cameras
+        else:
             return cls(gaussians, metadata, rows=rows)
-        up = None if checkpoint.dataset.place is None else np.array([0.0, 0.0, 1.0])
-        return cls(gaussians, metadata, checkpoint.training_cameras(), up=up, rows=rows)
+        up = None if place is None else np.array([0.0, 0.0, 1.0])
+        return cls(gaussians, metadata, cameras, up=up, rows=rows)
 
 
 def apply_operations(
@@ -447,7 +459,10 @@ def _evidence(one: Clean, cameras: Sequence[Camera], photos: Photos | None) -> s
         known = "neighbours, and blend weights in"
     else:
         known = "the photos of"
-    return f"; by {known} {len(cameras)} training views"
+    if photos is None or not photos.held_out:
+        return f"; by {known} {len(cameras)} training views"
+    used = "" if one.level == "light" else f"{len(cameras) - photos.held_out} of "
+    return f"; by {known} {used}{len(cameras)} views"
 
 
 def _levelled(

@@ -117,6 +117,8 @@ def misfits(losses: Mapping[str, float]) -> dict[str, float]:
 
 #: A mean PSNR below this is one of images that show different things, in dB.
 UNLIKE_DB = 12.0
+#: A gain of mean PSNR in dB by fitted colours that tells of images with other exposures or white balances.
+FITTED_DB = 1.0
 
 
 def unlike_note(psnr: float, scene: Path) -> str | None:

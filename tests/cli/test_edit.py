@@ -20,6 +20,7 @@ from splatcli.formats.registry import import_model
 from splatcli.gaussians import Gaussians
 from splatcli.render.camera_files import read_cameras
 from splatcli.scene.points import morton_order
+from tests.cli.tiny import write_scene
 from tests.formats.made import errors, read_ply, scene
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
@@ -445,8 +446,13 @@ def test_what_has_no_up_is_not_levelled(splat: Splat, model: Path, tmp_path: Pat
 
 @pytest.fixture
 def fogged(finished_run: Path, tmp_path: Path) -> Path:
+    """The checkpoint of a short run with patches."""
+    return with_patches(finished_run, tmp_path)
+
+
+def with_patches(run: Path, folder: Path) -> Path:
     """The run's checkpoint with a bright patch before each fourth training camera, beside the ball."""
-    checkpoint = load_checkpoint(next((finished_run / "ckpts").glob("*.pt")))
+    checkpoint = load_checkpoint(max((run / "ckpts").glob("*.pt")))
     own = checkpoint.gaussians
     cameras = checkpoint.refined_cameras()[1::4]
     places = [camera.center + camera.viewmat[:3, :3].T @ [0.42, 0.25, 1.0] for camera in cameras]
@@ -460,8 +466,8 @@ def fogged(finished_run: Path, tmp_path: Path) -> Path:
         **{name: torch.cat([tensor, dict(patches.items())[name]]) for name, tensor in own.items()}
     )
     checkpoint.moments = checkpoint.sh_last_step = None
-    save_checkpoint(tmp_path / "fogged.pt", checkpoint)
-    return tmp_path / "fogged.pt"
+    save_checkpoint(folder / "fogged.pt", checkpoint)
+    return folder / "fogged.pt"
 
 
 @NEEDS_COMPILER
@@ -486,6 +492,44 @@ def test_clean_drops_what_the_photos_contradict(splat: Splat, fogged: Path, tiny
     # Moved operations behind -o see the same; so does a scene that is named.
     words = ("edit", fogged, "-o", tmp_path / "other.ply", "--clean=normal", "--data", tiny_scene, "--json")
     assert splat(*words).objects[-1]["num_gaussians"] == pytest.approx(facts["num_gaussians"], abs=2)
+
+
+@NEEDS_COMPILER
+def test_a_file_of_splats_has_the_cameras_and_photos_of_the_scene_that_is_named(
+    splat: Splat, good_run: Path, tiny_scene: Path, tmp_path: Path
+) -> None:
+    """Its own scene serves --clean and --level; one of other images is an error before anything is dropped."""
+    fogged = with_patches(good_run, tmp_path)
+    assert splat("export", fogged, "-o", tmp_path / "fogged.ply", "-q").code == 0
+    words = ("edit", tmp_path / "fogged.ply", "-o", tmp_path / "clean.ply", "--clean")
+    done = splat(*words, "--data", tiny_scene, "--json")
+    assert done.code == 0, done.err
+    effect = done.objects[-1]["operations"][0]
+    cameras = load_checkpoint(fogged).refined_cameras()
+    held_out = len(cameras) - len(load_checkpoint(fogged).train)
+    assert held_out > 0
+    assert effect["line"].endswith(f"; by the photos of {len(cameras) - held_out} of {len(cameras)} views")
+    before = read_ply(tmp_path / "fogged.ply")
+    left = read_ply(tmp_path / "clean.ply").means
+    assert len(left) == len(before) - effect["dropped"] > len(before) / 2
+    of_run = edited(splat, fogged, "-o", tmp_path / "of_run.ply", "--clean").means
+    patches = before.means[before.sh0[:, 0] == 1.7]
+    known, gone = (torch.cdist(patches, means).min(dim=1).values > 0.01 for means in (of_run, left))
+    assert known.sum() >= 2
+    assert torch.equal(gone, known)
+    levelled = ("-o", tmp_path / "z.ply", "--rotate", "30,40,0", "--level", "z", "--data", tiny_scene)
+    refused = splat("edit", tmp_path / "fogged.ply", *levelled[:2], "--refine", 5, "--data", tiny_scene)
+    assert (refused.code, "is a file of splats" in refused.err) == (2, True)
+    upright = edited(splat, tmp_path / "fogged.ply", *levelled)
+    assert torch.allclose(upright.means[:, 2], before.means[:, 2], atol=1e-3)
+    other = write_scene(tmp_path / "inverted")
+    for path in other.rglob("*.png"):
+        imageio.imwrite(path, 255 - imageio.imread(path)[..., :3])
+    before_error = (tmp_path / "clean.ply").read_bytes()
+    done = splat(*words, "--overwrite", "--data", other)
+    assert (done.code, (tmp_path / "clean.ply").read_bytes()) == (3, before_error)
+    assert "do not resemble the images" in done.err
+    assert str(other) in done.err
 
 
 @NEEDS_COMPILER
@@ -516,7 +560,7 @@ def test_clean_says_what_it_goes_by(splat: Splat, fogged: Path, model: Path, tin
     for words, has_effect in (
         ((fogged, "--clean"), True),
         ((fogged, "--scale", 2), False),
-        ((model, "--clean"), False),
+        ((model, "--scale", 2), False),
     ):
         done = splat("edit", *words, "--data", tiny_scene, "--dry-run")
         assert (done.code, "--data has no effect" in done.err) == (0, not has_effect), done.err

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +11,15 @@ import torch
 
 from splatcli.edit.clean import Photos, _Views, floaters, isolated
 from splatcli.edit.operations import merged
+from splatcli.errors import SceneError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
+from splatcli.scene.decode import Rgb
 from tests.formats.made import scene
 from tests.native.cases import NEEDS_COMPILER
 from tests.rasterizer.scenes import front_camera
+from tests.train.worlds import MadeImages, MadeScene
 
 #: Views of the same wall, side by side.
 VIEWS = 5
@@ -148,3 +152,46 @@ def test_small_groups_that_touch_nothing_are_isolated() -> None:
     assert not floaters(both, "light").any()
     assert not isolated(pair, 2.0, 10).any(), "the only group is the scene"
     assert not isolated(scene(1, 0), 2.0, 10).any()
+
+
+@dataclass
+class TransparentImages(MadeImages):
+    """Photos of which the right half is transparent."""
+
+    def over(self, background: Rgb) -> TransparentImages:
+        shown = [pixels.copy() for pixels in self.pixels]
+        for pixels in shown:
+            pixels[:, pixels.shape[1] // 2 :] = background
+        return TransparentImages(shown)
+
+
+@NEEDS_COMPILER
+def test_photos_of_a_scene_have_the_background_and_colours_of_the_model() -> None:
+    """A file of splats says neither; a scene of other images is refused."""
+    plain, views = wall(), cameras()
+    white = replace(plain, sh0=torch.where(plain.means[:, :1] > 0, 1.7, plain.sh0))
+    renders = [render(plain, view).image.clamp(0, 1).mul(255).round().byte().numpy() for view in views]
+
+    def photos(images: MadeImages, gaussians: Gaussians) -> Photos:
+        found = MadeScene(Path("/made"), "made", views, images, None, [1, 2, 3, 4], [0])  # type: ignore[arg-type]
+        return Photos.of_scene(found, gaussians)
+
+    transparent = TransparentImages(renders)
+    for gaussians, level in ((white, 1.0), (replace(white, sh0=-white.sh0.abs()), 0.0)):
+        found = photos(transparent, gaussians)
+        assert (found.background, found.held_out) == ((level, level, level), 1)
+        assert found.load(views[0].name) is None
+        pixels, masked = found.load(views[2].name) or (None, None)
+        assert pixels is not None
+        assert masked is None
+        assert (pixels[:, 24:] == 255 * level).all()
+    opaque = MadeImages(renders)
+    opaque.over = lambda background: opaque  # type: ignore[attr-defined]
+    assert not photos(opaque, plain).fit_colours
+    dark = MadeImages([pixels // 2 for pixels in renders])
+    dark.over = lambda background: dark  # type: ignore[attr-defined]
+    assert photos(dark, plain).fit_colours
+    other = MadeImages([255 - pixels for pixels in renders])
+    other.over = lambda background: other  # type: ignore[attr-defined]
+    with pytest.raises(SceneError, match="do not resemble"):
+        photos(other, plain)
