@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -336,19 +336,29 @@ class ProgressBar:
             self._out.note(text)
         self._last_line = time.monotonic()
 
-    def update(self, task: str, done: int, total: int, facts: Sequence[str] = (), *, inner: bool = False) -> None:
+    def update(
+        self,
+        task: str,
+        done: int,
+        total: int,
+        facts: Sequence[str] = (),
+        *,
+        inner: bool = False,
+        left: float | None = None,
+    ) -> None:
         """Report that ``done`` of ``total`` of a task are done.
 
         facts: further figures for the same line, the most important first: a narrow terminal gets the first ones.
         inner: the task is a part of another one, which has the rate, and its line goes away at its end.
+        left: how many parts like the present one the rest is worth; total - done without it.
         """
         if self._silent:
             return
         now, unit = time.monotonic(), "" if inner else self._unit
         rate = self._rate(task, now, done)
-        left = None if rate is None else (total - done) / rate
+        seconds = None if rate is None else (total - done if left is None else left) / rate
         if self._bar is not None:
-            shown = ProgressLine(task, done, total, rate if unit else None, unit, left, tuple(facts))
+            shown = ProgressLine(task, done, total, rate if unit else None, unit, seconds, tuple(facts))
             if task not in self._tasks:
                 self._tasks[task] = self._bar.add_task(task, shown=shown)
             self._bar.update(self._tasks[task], completed=done, total=total, shown=shown)
@@ -356,7 +366,7 @@ class ProgressBar:
                 self._bar.remove_task(self._tasks.pop(task))
         elif now - self._last_line > _LOG_INTERVAL:
             speed = [] if not unit or rate is None else [format_rate(rate, unit)]
-            ends = [] if left is None else [f"{format_time(left)} left"]
+            ends = [] if seconds is None else [f"{format_time(seconds)} left"]
             self._out.note("  ".join([f"{task}: {done}/{total}", *facts, *speed, *ends]))
             self._last_line = now
 
@@ -486,9 +496,12 @@ class Reporter(Protocol):
         """Show one event."""
 
 
-def make_reporter(out: Output) -> Reporter:
-    """Return the reporter that suits the output: JSON objects, or a progress bar and messages."""
-    return JsonReporter(out) if out.json else ProgressReporter(out)
+def make_reporter(out: Output, steps_left: Callable[[], float]) -> Reporter:
+    """Return the reporter that suits the output: JSON objects, or a progress bar and messages.
+
+    steps_left: how many steps like the present one the rest of the run is worth.
+    """
+    return JsonReporter(out) if out.json else ProgressReporter(out, steps_left)
 
 
 class JsonReporter:
@@ -520,8 +533,9 @@ class JsonReporter:
 class ProgressReporter(ProgressBar):
     """Shows step, rate, time left, PSNR, number of Gaussians and loss in a line, and other events as messages."""
 
-    def __init__(self, out: Output) -> None:
+    def __init__(self, out: Output, steps_left: Callable[[], float] | None = None) -> None:
         super().__init__(out, unit="it")
+        self._steps_left = steps_left
         self._iterations = 0
         #: Newest PSNR of training views and of test views, the newer one first.
         self._psnr: dict[str, str] = {}
@@ -534,7 +548,8 @@ class ProgressReporter(ProgressBar):
             shown = f"{count / 1e6:.2f}M" if count >= 1_000_000 else f"{count:,}"
             newest, *older = [*self._psnr.values()] or [""]
             facts = [newest, f"{shown} GS", f"loss {event.loss:.4f}", *older]
-            self.update("train", event.step, self._iterations, [fact for fact in facts if fact])
+            left = None if self._steps_left is None else self._steps_left()
+            self.update("train", event.step, self._iterations, [fact for fact in facts if fact], left=left)
             return
         self._iterations = getattr(event, "iterations", self._iterations)
         if isinstance(event, Evaluated | Probed):

@@ -574,10 +574,11 @@ def run_trainer(
     problem: SplatError | None = None
     deadline = budget.deadline if budget else math.inf
     if live is not None:
+        live.steps_left = trainer.steps_left
         live.must_continue = lambda: requests.pending() or time.monotonic() >= deadline
     skipping = _skipping_in_a_new_run(trainer.scene.root, trainer.run_dir.path)
     try:
-        with make_reporter(out) as reporter, skipping:
+        with make_reporter(out, trainer.steps_left) as reporter, skipping:
             for event in trainer.run(stop_at, requests.stop, requests.save, deadline):
                 reporter.report(event)
                 if isinstance(event, Stepped):

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import logging
 import math
+import statistics
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ from splatcli.train.densify import Strategy, make_strategy
 from splatcli.train.densify.control import DensityControl
 from splatcli.train.evaluate import Renderer, make_renderer, make_scorer
 from splatcli.train.events import Event, OpacityReset, Probed, Rescheduled, Started, Stepped, Stopped
+from splatcli.train.forecast import Forecast
 from splatcli.train.metrics_logger import MetricsLogger
 from splatcli.train.monitor import FiniteMonitor, IntersectionMonitor, QualityMonitor, is_recoverable
 from splatcli.train.recovery import Recovery
@@ -102,6 +104,9 @@ class Trainer:
         self.checkpointer = Checkpointer(run_dir, clock) if self.is_rank0 else ReadOnlyCheckpointer(run_dir, clock)
         self.metrics_logger = MetricsLogger(run_dir, scene, clock)
         self.density = DensityControl(group)
+        self.forecast = Forecast(
+            statistics.fmean(state.cameras[i].width * state.cameras[i].height for i in state.train)
+        )
         self.recovery = Recovery(run_dir)
 
     def _build(self, image_limit: int | None) -> None:
@@ -251,6 +256,11 @@ class Trainer:
     def reschedule(self, config: Config) -> None:
         """Continue with other settings from the next step on; to be called between two events of run()."""
         self._next_config = config
+
+    def steps_left(self) -> float:
+        """Return how many steps like the present one the rest of the run is worth, see Forecast."""
+        config, step = self.state.config, self.state.step
+        return self.forecast.steps_left(self.strategy, config.schedule, config.train.iterations, step, self.state.count)
 
     @property
     def next_config(self) -> Config:

@@ -167,7 +167,10 @@ class LiveRun:
     """A run for browsers: answers requests (``__call__``, from any thread) and renders for them (``report``).
 
     must_continue: returns whether training has to continue although it is paused, for a signal or a deadline.
+    steps_left: how many steps like the present one the rest of the run is worth; without it, those that are left.
     """
+
+    steps_left: Callable[[], float] | None = None
 
     def __init__(
         self, must_continue: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.monotonic
@@ -239,14 +242,15 @@ class LiveRun:
             self._marks.append((now, step))
 
     def _pace(self, state: TrainState) -> dict[str, float]:
-        """Return the steps a second and the seconds left at that rate; nothing before they are known."""
+        """Return the steps a second and the seconds left; nothing before they are known."""
         if not self._marks:
             return {}
         began, first = self._marks[0]
         seconds, steps = self._clock() - began, state.step - first
         if seconds < _MARK_EVERY or steps <= 0:
             return {}
-        return {"rate": steps / seconds, "seconds_left": (state.config.train.iterations - state.step) * seconds / steps}
+        left = state.config.train.iterations - state.step if self.steps_left is None else self.steps_left()
+        return {"rate": steps / seconds, "seconds_left": left * seconds / steps}
 
     def _is_paused(self) -> bool:
         """Return whether a present browser has paused training and nothing requires it to continue."""

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,8 +174,24 @@ def test_a_stop_names_the_command_that_continues() -> None:
 
 
 def test_json_output_has_its_own_reporter() -> None:
-    assert isinstance(make_reporter(Output(json=True)), JsonReporter)
-    assert isinstance(make_reporter(Output()), ProgressReporter)
+    assert isinstance(make_reporter(Output(json=True), lambda: 1.0), JsonReporter)
+    assert isinstance(make_reporter(Output(), lambda: 1.0), ProgressReporter)
+
+
+def test_the_time_left_is_that_of_the_steps_that_are_left(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps get longer as Gaussians get more: at a rate of two a second the rest may be worth 500 of them."""
+    seconds = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: seconds)
+    with make_reporter(Output(), lambda: 500.0) as reporter:
+        reporter.report(RUN[0])
+        for event in RUN[1:60]:
+            seconds += 0.5
+            reporter.report(event)
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("train: ")]
+    assert lines
+    assert all("2.0 it/s" in line and line.endswith("4:10 left") for line in lines)
 
 
 STAGES = """

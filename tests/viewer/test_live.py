@@ -201,6 +201,11 @@ def test_the_rate_and_the_time_left_are_those_of_the_last_seconds(
     answer = browser.ask(image_request())
     run.report(stepped(901), state)
     assert facts(answer.result())["seconds_left"] == pytest.approx(5, rel=0.02)
+    # Steps that get longer: as many as the run says.
+    run.steps_left = lambda: 300.0
+    answer = browser.ask(image_request())
+    run.report(stepped(902), state)
+    assert facts(answer.result())["seconds_left"] == pytest.approx(15, rel=0.02)
 
 
 def test_an_older_state_and_a_new_run_measure_anew(

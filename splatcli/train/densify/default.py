@@ -165,6 +165,10 @@ class AdcStrategy:
         every = self.schedule.reset_every
         return self._in_window(step) and step % every == 0 and step + every <= self.iterations
 
+    def grown(self, step: int, count: int) -> int:
+        """As of GrowingStrategy (forecast.py): under a cap, as if gradients let all grow that it has room for."""
+        return count + max(0, self._room(step, count)) if self.densifies(step) else count
+
     def _in_window(self, step: int) -> bool:
         return self.schedule.refine_start < step < min(self.schedule.refine_stop, self.iterations)
 

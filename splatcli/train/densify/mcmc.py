@@ -83,6 +83,13 @@ class McmcStrategy:
         last = min(self.schedule.refine_stop, self.iterations)
         return self.schedule.refine_start < step < last and step % self.schedule.refine_every == 0
 
+    def grown(self, step: int, count: int) -> int:
+        """Return the number of Gaussians after ``step``: ``grow_factor`` times ``count``, at most up to the cap."""
+        if not self.refines_at(step):
+            return count
+        target = int(self.config.grow_factor * count)
+        return max(count, target if self.cap is None else min(target, self.cap))
+
     def regularisation(self, step: int, means_lr: float) -> Regularisation:
         config = self.config
         return Regularisation(config.opacity_reg, config.scale_reg, config.noise_lr * means_lr, self.seed)
@@ -97,7 +104,7 @@ class McmcStrategy:
         # Written so that a NaN is dead.
         dead = ~(rows.logits > logit_of(self.config.prune_opacity))
         moved = self._relocate(rows, dead, generator)
-        added = self._grow(rows, generator)
+        added = self._grow(rows, self.grown(step, len(rows.source)), generator)
         if moved == 0 and added == 0:
             return None
         return Refinement(
@@ -118,13 +125,9 @@ class McmcStrategy:
         rows.copy(places, chosen)
         return len(places)
 
-    def _grow(self, rows: _Rows, generator: torch.Generator) -> int:
-        """Append copies up to ``grow_factor`` times the count, at most up to the cap. Return their number."""
-        count = len(rows.source)
-        target = int(self.config.grow_factor * count)
-        if self.cap is not None:
-            target = min(target, self.cap)
-        chosen = sample_rows(rows.weights(), max(0, target - count), generator)
+    def _grow(self, rows: _Rows, target: int, generator: torch.Generator) -> int:
+        """Append copies up to ``target`` rows. Return their number."""
+        chosen = sample_rows(rows.weights(), max(0, target - len(rows.source)), generator)
         if len(chosen) == 0:
             return 0
         rows.share(chosen)
