@@ -28,7 +28,7 @@ class GrowingStrategy(Protocol):
 
 
 class Forecast:
-    """What is left of a run. pixels: of a training image."""
+    """The steps that are left of a run. pixels: of a training image."""
 
     def __init__(self, pixels: float) -> None:
         self.pixels = pixels
