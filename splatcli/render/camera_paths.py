@@ -27,6 +27,8 @@ Doubles = NDArray[np.float64]
 
 #: Samples that a curve's length is measured by; a chord of 1/4096 turn is shorter than its arc by one part in 10^7.
 _SAMPLES = 4096
+#: Least total of a path's movement, as a share of its coordinates, and of its rotation, radians.
+_LEAST_MOVE, _LEAST_TURN = 1e-9, 1e-6
 #: Least ratio of an ellipse's half axes; with cameras in a line it would pass through the focus.
 _LEAST_AXIS = 0.1
 #: Percentile of the cameras' distances that an ellipse or spiral spans.
@@ -290,12 +292,15 @@ def nearest_order(poses: Doubles) -> NDArray[np.int64]:
 
 
 def _ways(poses: Doubles) -> Doubles:
-    """Return [N - 1]: the distance from each pose to the next; translation and rotation have equal totals."""
+    """Return [N - 1]: the distance from each pose to the next; translation and rotation have equal totals.
+
+    Rounded numbers are no movement: a total that is as small as their differences has no weight.
+    """
     moved = np.linalg.norm(np.diff(poses[:, :3, 3], axis=0), axis=1)
     rotations = scipy.spatial.transform.Rotation.from_matrix(poses[:, :3, :3])
     turned = (rotations[:-1].inv() * rotations[1:]).magnitude()
-    scale = moved.sum() / turned.sum() if moved.sum() > 0 and turned.sum() > 0 else 1.0
-    return np.asarray(np.hypot(moved, scale * turned))
+    moves, turns = moved.sum() > _LEAST_MOVE * np.abs(poses[:, :3, 3]).max(), turned.sum() > _LEAST_TURN
+    return np.asarray(np.hypot(moved, moved.sum() / turned.sum() * turned) if moves and turns else moved + turned)
 
 
 def _distinct(poses: Doubles, loop: bool) -> NDArray[np.int64]:
@@ -358,7 +363,8 @@ _KEYS = ("matrix", "camera_to_world")
 def frames_between(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the entries of a ``camera_path``, evenly spaced along the ``keyframes`` of ``document``.
 
-    Raises ValueError for an invalid keyframe or path.
+    One keyframe is one frame. Keyframes of one pose and several fields of view are a zoom. viewer/camera_path.js does
+    the same in a browser. Raises ValueError for an invalid keyframe or path.
     """
     keys = [_matrix(entry, index) for index, entry in enumerate(document["keyframes"])]
     fovs = [_fov(entry, document, index) for index, entry in enumerate(document["keyframes"])]
@@ -368,11 +374,16 @@ def frames_between(document: dict[str, Any]) -> list[dict[str, Any]]:
     if not keys:
         raise ValueError("keyframes is empty")
     loop = document.get("is_cycle") is True
-    try:
+    last = len(keys) - 1 + loop
+    if len(keys) == 1:
+        poses, at = np.stack(keys), np.zeros(1)
+    elif len(_distinct(np.stack(keys), loop)) > 1:
         poses, at = through(np.stack(keys), frames, loop=loop)
-    except UsageError:
-        raise ValueError("all keyframes are equal; a path needs at least two different ones") from None
-    between = np.interp(at, np.arange(len(fovs) + loop), fovs + fovs[:loop])
+    elif len(set(fovs)) > 1:
+        poses, at = np.tile(keys[0], (frames, 1, 1)), np.linspace(0.0, last, frames, endpoint=not loop)
+    else:
+        raise ValueError("all keyframes are equal; a path needs at least two different ones")
+    between = np.interp(at, np.arange(last + 1), fovs + fovs[:loop])
     return [
         {"camera_to_world": pose.reshape(-1).tolist(), "fov": float(fov)}
         for pose, fov in zip(poses, between, strict=True)

@@ -49,6 +49,22 @@ def test_a_cycle_comes_back(tmp_path: Path) -> None:
     assert max(steps) < 1.5 * float(np.median(steps))
 
 
+def test_one_keyframe_is_one_image(tmp_path: Path) -> None:
+    keys = document()["keyframes"]
+    (camera,) = read_cameras(write(tmp_path, document(keyframes=keys[1:2], is_cycle=True)))
+    assert_allclose(np.linalg.inv(camera.viewmat), look_at_origin(0.4) @ np.diag([1.0, -1.0, -1.0, 1.0]), atol=1e-12)
+    assert_allclose(math.degrees(2 * math.atan(16 / camera.fy)), 50.0)
+
+
+@pytest.mark.parametrize(("loop", "expected"), [(False, [40, 50, 60, 50, 40]), (True, [40, 52, 56, 44, 40])])
+def test_keyframes_of_one_pose_zoom(loop: bool, expected: list[float], tmp_path: Path) -> None:
+    matrix = look_at_origin(0.3).reshape(-1).tolist()
+    keys = [{"matrix": matrix, "fov": fov} for fov in (40, 60, 40)]
+    cameras = read_cameras(write(tmp_path, document(keyframes=keys, fps=5, seconds=1, is_cycle=loop)))
+    assert_allclose([math.degrees(2 * math.atan(16 / camera.fy)) for camera in cameras], expected)
+    assert len({camera.viewmat.tobytes() for camera in cameras}) == 1
+
+
 def test_matrices_of_older_files_are_the_same(tmp_path: Path) -> None:
     """Text in which the numbers go column by column, as three.js writes them."""
     keys = document()["keyframes"]

@@ -243,3 +243,14 @@ def test_parallel_cameras_have_a_spiral_when_the_distance_is_known() -> None:
 @pytest.mark.parametrize("name", PATHS)
 def test_short_paths_are_paths(name: str, frames: int) -> None:
     assert np.isfinite(PATHS[name](frames)).all()
+
+
+@pytest.mark.parametrize("loop", [False, True])
+def test_rounded_rotations_do_not_change_the_speed_of_a_straight_path(loop: bool) -> None:
+    """Matrices in float32 differ by 1e-7 where the camera does not turn."""
+    poses = np.tile(np.eye(4), (4, 1, 1))
+    poses[:, :3, 3] = [[0, 0, 1], [0, 0, 1.1], [0, 0, 3], [0, 0, 7]]
+    poses[1, :3, :3] = Rotation.from_rotvec([1e-7, 0, 0]).as_matrix()
+    steps = np.linalg.norm(np.diff(through(poses, 40, loop=loop)[0][:, :3, 3], axis=0), axis=1)
+    assert np.median(steps) == pytest.approx(steps[5], rel=1e-3)
+    assert steps[:35].max() < 1.01 * np.median(steps)
