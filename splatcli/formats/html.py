@@ -10,6 +10,8 @@ import base64
 import io
 import json
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,8 @@ from splatcli.scene.camera import Camera
 
 #: The places in the viewer's page that are filled in, each there once: its settings, its style, its script, its name;
 #: in the script, how the scene is turned; and whether small Gaussians are as bright as they were trained
-#: ("antialiased"), which the viewer takes from the page's address alone.
+#: ("antialiased"), which the viewer takes from the page's address alone. Two more for a page with a module of ours: the
+#: viewer's handle, which lacks its camera, and the call that makes it.
 _OPEN, _CLOSE = '<script type="application/json" id="sse-bootstrap">', "</script>"
 _SETTINGS = f"{_OPEN}\n            null\n        {_CLOSE}"
 _STYLE = '<link rel="stylesheet" href="./index.css" />'
@@ -37,6 +40,8 @@ _SCRIPT = "import { createViewer } from './index.js';"
 _TITLE = "<title>SuperSplat Viewer</title>"
 _TURN = "entity.setLocalEulerAngles(0, 0, 180);"
 _ANTIALIASED = "aa: url.searchParams.has('aa'),"
+_HANDLE = "seek: (time) => viewer.seek(time),"
+_START = "createViewer({ container: document.body, settings, ...options });"
 #: The icon of all pages, three splats, as a document of its own inside the page; nothing else is requested for it.
 ICON = (
     '<link rel="icon" href="data:image/svg+xml,'
@@ -59,6 +64,19 @@ _UP = np.array([0.0, -1.0, 0.0])
 Doubles = NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True)
+class PageModule:
+    """A JavaScript module that the page starts with the viewer, unless the viewer is to have no controls (``?noui``).
+
+    Its function ``start(viewer, settings)`` is given what createViewer() returns and also ``cameraManager()``, null
+    until the scene is there, whose ``camera`` can be set; and ``settings``, with ``turn`` added: nine numbers, row by
+    row, the rotation from the model to the viewer.
+    """
+
+    url: str
+    settings: Mapping[str, Any]
+
+
 def encode_html(gaussians: Gaussians, metadata: ExportMetadata, entries: int = 1 << 16) -> Encoded:
     """Return the page with the scene in it. entries, and what it raises: as of encode_sog()."""
     scene = encode_sog(gaussians, metadata, entries)
@@ -66,7 +84,9 @@ def encode_html(gaussians: Gaussians, metadata: ExportMetadata, entries: int = 1
     return Encoded(viewer_page(content, "scene.sog", gaussians, metadata), scene.notes)
 
 
-def viewer_page(content: str, name: str, gaussians: Gaussians, metadata: ExportMetadata) -> bytes:
+def viewer_page(
+    content: str, name: str, gaussians: Gaussians, metadata: ExportMetadata, *, module: PageModule | None = None
+) -> bytes:
     """Return the page that shows the scene found at the URL ``content``.
 
     name: a file's name, from whose suffix the viewer knows the format. gaussians: the scene, for where to look from.
@@ -78,21 +98,36 @@ def viewer_page(content: str, name: str, gaussians: Gaussians, metadata: ExportM
         "contentFilename": name,
         "settings": _settings(_first_view(gaussians, metadata.camera, turn)),
     }
-    text = json.dumps(settings, allow_nan=False).replace("<", "\\u003c")
     page = _asset("index.html")
     for place, filling in (
         (_TITLE, f"<title>Gaussian splats</title>\n        {ICON}"),
         (_STYLE, f"<style>\n{_asset('index.css')}</style>"),
-        (_SETTINGS, f"{_OPEN}{text}{_CLOSE}"),
+        (_SETTINGS, f"{_OPEN}{_json(settings)}{_CLOSE}"),
         (_ANTIALIASED, f"aa: {json.dumps(metadata.antialiased)},"),
         (_SCRIPT, _asset("index.js").replace(_SOURCE_MAP, "")),
         (_TURN, f"entity.setLocalRotation({rotation});"),
+        *(() if module is None else _start(module, turn)),
     ):
         before, found, after = page.partition(place)
         if not found:
             raise AssertionError(f"the viewer's page has no {place!r}; it and this module belong together")
         page = before + filling + after
     return page.encode(errors="backslashreplace")  # names of files may be no text
+
+
+def _start(module: PageModule, turn: Doubles) -> tuple[tuple[str, str], ...]:
+    """Return the places of the page that start a module, and what they are filled with."""
+    settings = _json({**module.settings, "turn": turn.ravel().tolist()})
+    call = (
+        f"const viewer = {_START}\n"
+        f"            if (options.ui) (await import({_json(module.url)})).start(await viewer, {settings});"
+    )
+    return (_HANDLE, f"{_HANDLE} cameraManager: () => viewer.cameraManager ?? null,"), (_START, call)
+
+
+def _json(value: Any) -> str:
+    """Return JSON that a script of the page can hold."""
+    return json.dumps(value, allow_nan=False).replace("<", "\\u003c")
 
 
 def to_viewer(up: Doubles) -> Doubles:

@@ -22,7 +22,7 @@ from scipy.spatial.transform import Rotation
 from splatcli.errors import ModelFileError
 from splatcli.formats import html
 from splatcli.formats.format import ExportMetadata
-from splatcli.formats.html import encode_html, to_viewer
+from splatcli.formats.html import PageModule, encode_html, to_viewer, viewer_page
 from splatcli.formats.registry import format_of, import_model
 from splatcli.formats.sog import encode_sog
 from splatcli.scene.camera import Camera
@@ -152,6 +152,22 @@ def test_without_cameras_y_points_down() -> None:
 def test_the_viewer_compensates_opacities_where_training_did(antialiased: bool) -> None:
     page = encode_html(scene(9, 0), ExportMetadata(antialiased=antialiased)).payload.decode()
     assert f"aa: {str(antialiased).lower()}," in head_of(page)
+
+
+def test_a_module_is_started_with_the_viewer_on_pages_that_name_one(page: str) -> None:
+    """Pages of ``splat export`` name none: their visitors have neither the model nor splat."""
+    assert "cameraManager:" not in page
+    assert "createViewer({ container: document.body, settings, ...options });" in page
+    module = PageModule("./own.js", {"name": "</script>\udcff"})
+    gaussians, metadata = scene(9, 0), ExportMetadata(up=np.array([0.0, 0.0, 1.0]))
+    own = viewer_page("scene.ply", "scene.ply", gaussians, metadata, module=module).decode()
+    assert own.count("</script>") == own.count("<script") == 3
+    assert "cameraManager: () => viewer.cameraManager ?? null," in own
+    (url, settings) = re.findall(r"if \(options\.ui\) \(await import\((.*?)\)\)\.start\(await viewer, (.*)\);", own)[0]
+    assert json.loads(url) == "./own.js"
+    found = json.loads(settings)
+    assert found["name"] == "</script>\udcff"
+    assert np.reshape(found["turn"], (3, 3)) == pytest.approx(to_viewer(np.array([0.0, 0.0, 1.0])))
 
 
 def test_a_viewer_of_another_shape_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
