@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import imageio.v3 as imageio
 import numpy as np
@@ -25,11 +26,15 @@ DRAWN = "window.isDrawn"
 
 @dataclass(frozen=True)
 class Look:
-    """A browser's view of a page: [H, W, 3] uint8; requests that were made; errors in the page and in its console."""
+    """A browser's view of a page: [H, W, 3] uint8; requests that were made; errors in the page and in its console.
+
+    value: of the expression that was waited for.
+    """
 
     pixels: NDArray[np.uint8]
     requests: list[str]
     errors: list[str]
+    value: Any = None
 
 
 def node() -> str:
@@ -57,4 +62,4 @@ def look_at(url: str, picture: Path, size: tuple[int, int], *, ready: str = DRAW
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    return Look(imageio.imread(picture)[..., :3], report["requests"], report["errors"])
+    return Look(imageio.imread(picture)[..., :3], report["requests"], report["errors"], report["value"])

@@ -1,6 +1,7 @@
 // node screenshot.mjs NODE_MODULES URL PNG WIDTH HEIGHT READY [ELEMENT]: opens a page in headless Chromium, for which
 // there is no network but 127.0.0.1, waits until the expression READY is true, and takes the page's picture, or
-// that of a canvas. Prints a JSON object: the requests that were made, the errors in the page and in its console.
+// that of a canvas. READY may be a promise. Prints a JSON object: the requests that were made, the errors in the page and
+// in its console, and the value of READY.
 import { createRequire } from 'node:module';
 import { writeFile } from 'node:fs/promises';
 import { pathToFileURL } from 'node:url';
@@ -25,6 +26,7 @@ const browser = await puppeteer.launch({
 });
 const requests = [];
 const errors = [];
+let value;
 try {
     const tab = await browser.newPage();
     await tab.setViewport({ width: Number(width), height: Number(height) });
@@ -40,7 +42,7 @@ try {
         window.firstFrame = () => { window.isDrawn = true; };
     });
     await tab.goto(url, { waitUntil: 'load', timeout: 120000 });
-    await tab.waitForFunction(ready, { timeout: 180000 });
+    value = await (await tab.waitForFunction(ready, { timeout: 180000 })).jsonValue();
     if (element) {
         const data = await tab.evaluate((id) => document.querySelector(id).toDataURL('image/png'), element);
         await writeFile(png, Buffer.from(data.split(',')[1], 'base64'));
@@ -50,4 +52,4 @@ try {
 } finally {
     await browser.close();
 }
-console.log(JSON.stringify({ requests, errors }));
+console.log(JSON.stringify({ requests, errors, value }));

@@ -484,6 +484,11 @@ class ForeignModelOptions:
         space = None if self.param_space is None else self.param_space.value
         return {"--param-space": space, "--lenient": self.lenient, "--drop-nonfinite": self.drop_nonfinite}
 
+    def flags(self) -> list[str]:
+        """Return these options as the words of a command."""
+        given = {flag: value for flag, value in self.request().items() if value}
+        return [word for flag, value in given.items() for word in ([flag] if value is True else [flag, value])]
+
     def check_model_is_given(self, given: bool) -> None:
         """Raise UsageError when one of these options is given, but no model that it could apply to."""
         for flag, value in self.request().items():

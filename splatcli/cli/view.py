@@ -19,7 +19,6 @@ from splatcli.cli.console import Output
 from splatcli.errors import SplatError, UsageError
 
 if TYPE_CHECKING:
-    from splatcli.checkpoint.foreign.imported import ImportOptions
     from splatcli.cli.console import Output
     from splatcli.viewer.http_server import PageServer, Request, Responder, Response
     from splatcli.viewer.live_viewer import LiveRun
@@ -134,7 +133,7 @@ def view(args: ViewArguments) -> int:
     from splatcli.cli.console import open_output
 
     with open_output(json=args.json, quiet=args.quiet) as out:
-        shown = _Shown(args.model, args.foreign.import_options(), out)
+        shown = _Shown(args.model, args.foreign, out)
         with serving(shown, host=args.host, port=args.port, risk="view and copy this model", out=out) as server:
             shown.load()
             with suppress(KeyboardInterrupt):
@@ -149,12 +148,13 @@ def view(args: ViewArguments) -> int:
 class _Shown:
     """Serves the page of a model and its data. Each request for the page loads a newer checkpoint, if there is one."""
 
-    def __init__(self, model: Path | None, import_options: ImportOptions, out: Output) -> None:
+    def __init__(self, model: Path | None, foreign: options.ForeignModelOptions, out: Output) -> None:
         from splatcli.cli.model import find_model, run_folder
 
         self.path = find_model(model, out=out, allow_older=True)
         self._folder = run_folder(self.path) if model is None else model if model.is_dir() else None
-        self._reading = import_options
+        self._reading = foreign.import_options()
+        self._flags = foreign.flags()
         self._out = out
         self._documents: dict[str, Response] = {}
         self._loaded: tuple[Path, int, int] | None = None
@@ -179,6 +179,7 @@ class _Shown:
         from splatcli.formats.ply import encode_ply
         from splatcli.formats.selection import select
         from splatcli.viewer.http_server import Response
+        from splatcli.viewer.path_editor import editor_documents, editor_module
 
         version = _version(self.path)  # before it is read: a file that is replaced meanwhile is read again
         loaded = load_model(self.path, import_options=self._reading, echo=self._out.note)
@@ -188,9 +189,12 @@ class _Shown:
         reported = ExportMetadata.of(loaded.checkpoint, antialiased=loaded.antialiased)
         exact = len(gaussians) <= _MOST_EXACT
         name, encode = ("scene.ply", encode_ply) if exact else ("scene.compressed.ply", encode_compressed_ply)
+        editor = editor_module(self._folder or self.path, self._flags)
+        page = viewer_page(name, name, gaussians, reported, module=editor)
         self._documents = {
-            _PAGE: Response("text/html; charset=utf-8", viewer_page(name, name, gaussians, reported)),
+            _PAGE: Response("text/html; charset=utf-8", page),
             f"/{name}": Response("application/octet-stream", encode(gaussians, reported).payload),
+            **editor_documents(),
         }
         self._loaded = version
         self._out.note(f"{self.path}: {len(gaussians):,} Gaussians" + ("" if exact else ", shown as a compressed PLY"))

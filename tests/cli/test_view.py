@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
 from splatcli.checkpoint.file import load_checkpoint
@@ -94,6 +96,9 @@ def test_the_page_of_a_run_is_served_until_ctrl_c_and_follows_the_newest_checkpo
         assert fetch(url)[0] == 200
         newest.write_bytes(b"PK broken")
         assert fetch(url)[0] == 200, "the page shows what it had"
+        assert f'"command": "splat render {run}"'.encode() in page
+        assert b"camera_path.js" in fetch(url, "/path_editor.js")[1]
+        assert fetch(url, "/camera_path.js")[0] == fetch(url, "/path_editor.css")[0] == 200
         for path in ("/config.json", "/../config.json", f"/{run}/config.json", "/ckpts/ckpt_000040.pt"):
             assert fetch(url, path)[0] == 404
         process.send_signal(signal.SIGINT)
@@ -168,10 +173,33 @@ def test_a_file_of_an_antialiased_model_is_shown_so(
 ) -> None:
     seen: list[ExportMetadata] = []
     page = html.viewer_page
-    monkeypatch.setattr(html, "viewer_page", lambda *given: seen.append(given[-1]) or page(*given))
+    monkeypatch.setattr(html, "viewer_page", lambda *given, **more: seen.append(given[-1]) or page(*given, **more))
     (tmp_path / "a.ply").write_bytes(encode_ply(scene(5, 1), ExportMetadata(antialiased=antialiased)).payload)
     assert splat("view", tmp_path / "a.ply", "--port", 0, "--no-open").code == 0
     assert [metadata.antialiased for metadata in seen] == [antialiased]
+
+
+def test_the_command_of_the_camera_path_editor_reads_the_model_as_the_page(
+    splat: Splat, tmp_path: Path, at_once: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, object]] = []
+    page = html.viewer_page
+    monkeypatch.setattr(html, "viewer_page", lambda *given, **more: seen.append(more) or page(*given, **more))
+    model = tmp_path / "a model.ply"
+    model.write_bytes(encode_ply(scene(5, 1), ExportMetadata()).payload)
+    flags = ["--param-space", "raw", "--lenient"]
+    assert splat("view", model, "--port", 0, "--no-open", *flags).code == 0
+    (given,) = seen
+    module = given["module"]
+    assert isinstance(module, html.PageModule)
+    assert module.settings["command"] == f"splat render '{model}' --param-space raw --lenient"
+    words = [*shlex.split(str(module.settings["command"]))[1:], "--views", "path.json", "-o", tmp_path / "x.png"]
+    key = {"matrix": np.eye(4).ravel().tolist(), "fov": 40}
+    path = {"keyframes": [key], "render_width": 32, "render_height": 24}
+    (tmp_path / "path.json").write_text(json.dumps(path))
+    words[words.index("path.json")] = str(tmp_path / "path.json")
+    assert splat(*words).code == 0
+    assert (tmp_path / "x.png").is_file()
 
 
 def test_served_to_others_there_is_a_warning(splat: Splat, finished_run: Path, at_once: list[str]) -> None:

@@ -14,17 +14,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import Request, urlopen
 
+import imageio.v3 as imageio
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
 
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.ply import encode_ply
 from splatcli.gaussians import Gaussians
+from splatcli.render.camera_files import FLIP, read_cameras
 from splatcli.render.images import RenderSettings, render_pixels
 from splatcli.scene.camera import Camera
 from splatcli.train.state import flushed
-from tests.browser import look_at
+from tests.browser import Look, look_at
 from tests.cli.tiny import write_scene
 from tests.forked import splat_command
 from tests.formats.made import scene
@@ -50,6 +54,143 @@ HANDS_WORK = """(() => {
     else if (!keys.open) press('?', 'Slash');
     return kind.value === 'depth' && keys.open && /PSNR|Gaussians/.test(document.getElementById('facts').textContent);
 })()"""
+
+#: A hand at the camera-path editor: what the steps below call. One run a page; then the steps' value, without controls.
+EDITOR = """(async () => {
+    if (!window.isDrawn || !document.querySelector('.splat-path')) return false;
+    const part = (name) => document.querySelector(`[data-id=${name}]`);
+    const rows = () => [...document.querySelectorAll('.splat-path li')];
+    const press = (key, target = document.body) =>
+        target.dispatchEvent(new KeyboardEvent('keydown', { key, code: `Key${key.toUpperCase()}`, bubbles: true }));
+    const enter = (name, value) => {
+        part(name).value = value;
+        part(name).dispatchEvent(new Event('change'));
+    };
+    const frames = async (count) => {
+        for (let i = 0; i < count; i++) await new Promise(requestAnimationFrame);
+    };
+    const until = async (condition) => {
+        for (let i = 0; !condition(); i++) {
+            if (i > 2000) throw new Error(`not so after 2000 frames: ${condition}; ${part('status').textContent}`);
+            await frames(1);
+        }
+    };
+    const scroll = async (by) => {
+        const turn = { deltaY: by, bubbles: true, cancelable: true };
+        document.querySelector('canvas').dispatchEvent(new WheelEvent('wheel', turn));
+        await frames(90);
+    };
+    const choose = (text, name) => {
+        const given = new DataTransfer();
+        given.items.add(new File([text], name));
+        part('file').files = given.files;
+        part('file').dispatchEvent(new Event('change'));
+    };
+    const saved = async () => {
+        let blob;
+        const { createObjectURL } = URL;
+        URL.createObjectURL = (given) => createObjectURL.call(URL, blob = given);
+        part('save').click();
+        URL.createObjectURL = createObjectURL;
+        return blob.text();
+    };
+    const check = (holds, what) => {
+        if (!holds) throw new Error(`${what}; ${part('status').textContent}`);
+    };
+    let value;
+    try {
+        value = await (async () => { STEPS })();
+    } catch (error) {
+        return { error: String(error) }; // else the browser is asked again until the time is up
+    }
+    const style = document.createElement('style');
+    style.textContent = '.sse-ui, .splat-path, .splat-path-lines { display: none !important }';
+    document.head.append(style);
+    await frames(10);
+    return value;
+})()"""
+
+#: Two key frames, by the key and by the button, with a movement between them.
+ADD_TWO = """
+    check(part('panel').hidden, 'folded away');
+    enter('width', 480);
+    enter('height', 360);
+    press('k');
+    check(!part('panel').hidden && rows().length === 1, 'the key adds one');
+    check(part('command').textContent.endsWith('view.png'), 'one key frame is an image');
+    press('k', part('seconds'));
+    check(rows().length === 1, 'a letter in a field adds none');
+    enter('seconds', 0.4);
+    enter('fps', 5);
+    enter('seconds', -1);
+    check(part('seconds').value === '0.4' && /Seconds/.test(part('status').textContent), 'a wrong number');
+    await scroll(-300);
+    part('add').click();
+    check(rows().length === 2, 'the button adds one');
+    check(rows()[1].textContent.includes('0.4 s'), 'at the end');
+    return { file: await saved(), command: part('command').textContent };
+"""
+
+#: A path that is loaded, edited, played, and there again after a reload. GOOD: its file.
+LOAD_AND_EDIT = """
+    if (!sessionStorage.reloaded) {
+        part('open').click();
+        for (const [text, said] of [['{', 'not JSON'], ['[]', 'no "keyframes"'], ['{"keyframes": []}', 'no key frames'],
+                                    ['{"keyframes": [{"matrix": [1, 2]}]}', 'key frame 1 has no 4x4 matrix']]) {
+            choose(text, 'bad.json');
+            await until(() => part('status').textContent.includes(said));
+            check(part('status').textContent.startsWith('bad.json is not loaded'), 'which file');
+            check(rows().length === 0, 'nothing is loaded');
+        }
+        const dropped = new DataTransfer();
+        dropped.items.add(new File([GOOD], 'good.json'));
+        part('close').click();
+        window.dispatchEvent(new DragEvent('drop', { dataTransfer: dropped, cancelable: true }));
+        await until(() => rows().length === 3 && !part('panel').hidden);
+        check(part('loop').checked && part('fps').value === '5', 'the settings of the file');
+        const act = (row, title) => rows()[row].querySelector(`[title="${title}"]`).click();
+        const name = Object.keys(localStorage).find((key) => key.includes('camera path'));
+        const stored = () => JSON.parse(localStorage.getItem(name));
+        const fovs = () => stored().keyframes.map(({ fov }) => fov).join();
+        act(2, 'Move up');
+        check(fovs() === '30,50,40', 'moved up');
+        act(0, 'Move down');
+        check(fovs() === '50,30,40', 'moved down');
+        act(2, 'Delete');
+        check(fovs() === '50,30', 'deleted');
+        act(0, 'Go to this view');
+        await frames(3);
+        act(1, 'Replace by the present view');
+        check(fovs() === '50,50', 'replaced');
+        const [one, other] = stored().keyframes.map((key) => JSON.stringify(key));
+        check(one === other, 'exactly');
+        check(/All key frames are equal/.test(part('status').textContent) && part('save').disabled, 'no path');
+        choose(GOOD, 'good.json');
+        await until(() => rows().length === 3);
+        press('p');
+        await until(() => Number(part('frame').value) > 2);
+        press('p');
+        const stopped = part('frame').value;
+        await frames(30);
+        check(part('frame').value === stopped, 'the preview stops');
+        sessionStorage.reloaded = 'yes';
+        location.reload();
+        await new Promise(() => {});
+    }
+    check(rows().length === 3, 'there again');
+    press('k');
+    press('p');
+    await until(() => part('frame').value !== '0');
+    await scroll(-100);
+    check(!part('play').title.includes('Stop'), 'a hand ends the preview');
+    Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); };
+    rows()[3].querySelector('[title="Delete"]').click();
+    check(rows().length === 3, 'without storage');
+    rows()[2].querySelector('.go').click();
+    await frames(30);
+    check(rows()[2].classList.contains('selected'), 'the view stays');
+    return { file: await saved() };
+"""
 
 #: Nothing is learnt and nothing is pruned.
 INIT = ("--sh-degree", "3", "--set", "schedule.refine_start=100000", "--init")
@@ -111,7 +252,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def psnr(found: np.ndarray, gaussians: Gaussians, camera: Camera, look: RenderSettings) -> float:
-    expected = render_pixels(gaussians, camera.resized(*SIZE), look).astype(float)
+    return decibels(found, render_pixels(gaussians, camera.resized(*SIZE), look))
+
+
+def decibels(found: np.ndarray, expected: np.ndarray) -> float:
     assert expected.std() > 30, "there is something to see"
     return float(10 * np.log10(255.0**2 / ((found.astype(float) - expected) ** 2).mean()))
 
@@ -125,6 +269,73 @@ def test_splat_view_shows_the_first_camera_upright(run: Path, tmp_path: Path) ->
         seen = look_at(f"{url}?noanim&noui&webgl", tmp_path / "view.png", SIZE)
     assert (seen.requests, seen.errors) == ([f"{url}?noanim&noui&webgl", f"{url}scene.ply"], [])
     assert psnr(seen.pixels, flushed(checkpoint), checkpoint.cameras[0], RenderSettings()) > 33
+
+
+def hand_at_editor(run: Path, steps: str, picture: Path) -> Look:
+    """Take the steps in the page of a run; the page's picture afterwards, and the value of the steps."""
+    with running("view", run, "--port", 0, "--no-open") as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        seen = look_at(f"{url}?noanim&webgl", picture, SIZE, ready=EDITOR.replace("STEPS", steps))
+    names = ["", "scene.ply", "path_editor.js", "camera_path.js", "path_editor.css"]
+    assert {request.split("?")[0] for request in seen.requests} == {f"{url}{name}" for name in names}
+    assert seen.errors == [], "also of the content security policy"
+    assert "error" not in seen.value, seen.value["error"]
+    return seen
+
+
+def rendered(run: Path, views: Path) -> list[NDArray[np.uint8]]:
+    """The frames that ``splat render`` makes of a camera path; of the model's file, as the run has learnt no SH yet."""
+    words = [
+        "render",
+        run.parent / "model.ply",
+        "--views",
+        views,
+        "-o",
+        views.with_suffix(""),
+        "--size",
+        "{}x{}".format(*SIZE),
+        "-q",
+    ]
+    subprocess.run([*splat_command(), *map(str, words)], check=True, capture_output=True)
+    return [imageio.imread(path)[..., :3] for path in sorted(views.with_suffix("").glob("*.png"))]
+
+
+def test_key_frames_of_the_page_render_as_they_are_seen(run: Path, tmp_path: Path) -> None:
+    """35.4 dB were measured."""
+    seen = hand_at_editor(run, ADD_TWO, tmp_path / "view.png")
+    path = tmp_path / "camera_path.json"
+    path.write_text(seen.value["file"])
+    assert seen.value["command"] == f"splat render {run} --views camera_path.json -o path.mp4"
+    document = json.loads(seen.value["file"])
+    first, last = read_cameras(path)
+    begin = load_checkpoint(run / "ckpts" / "ckpt_000001.pt").cameras[0].resized(*SIZE)
+    assert np.allclose(first.viewmat, begin.viewmat, atol=1e-5), "the page opens at the first camera"
+    assert first.fy == pytest.approx(begin.fy, rel=1e-5)
+    assert np.linalg.norm(last.center - first.center) > 0.1
+    for camera, key in zip((first, last), document["keyframes"], strict=True):
+        assert np.allclose(np.linalg.inv(camera.viewmat) @ FLIP, np.reshape(key["matrix"], (4, 4)), atol=1e-9)
+    frames = rendered(run, path)
+    assert len(frames) == 2
+    assert decibels(seen.pixels, frames[1]) > 33
+    assert decibels(seen.pixels, frames[0]) < 25, "the view has moved"
+
+
+def test_a_camera_path_is_loaded_edited_and_played(run: Path, tmp_path: Path) -> None:
+    """34.4 dB were measured at the last key frame: which has a roll, as the controls of the viewer lack."""
+    cameras = load_checkpoint(run / "ckpts" / "ckpt_000001.pt").cameras[:3]
+    poses = [np.linalg.inv(camera.viewmat) @ FLIP for camera in cameras]
+    poses[2][:3, :3] @= Rotation.from_euler("z", 35, degrees=True).as_matrix()
+    keys = [{"matrix": pose.ravel().tolist(), "fov": fov} for pose, fov in zip(poses, (30, 40, 50), strict=True)]
+    size = {"render_width": SIZE[0], "render_height": SIZE[1]}
+    good = json.dumps({"keyframes": keys, "seconds": 2, "fps": 5, "is_cycle": True, **size})
+    seen = hand_at_editor(run, LOAD_AND_EDIT.replace("GOOD", json.dumps(good)), tmp_path / "view.png")
+    document = json.loads(seen.value["file"])
+    assert [key["matrix"] for key in document["keyframes"]] == [key["matrix"] for key in keys]
+    path = tmp_path / "camera_path.json"
+    path.write_text(json.dumps({**document, "keyframes": document["keyframes"][2:]}))
+    (frame,) = rendered(run, path)
+    assert decibels(seen.pixels, frame) > 33
 
 
 def test_the_viewer_of_a_run_shows_the_state_in_the_making(run: Path, tmp_path: Path) -> None:

@@ -1,0 +1,569 @@
+// The camera-path editor on the page of `splat view`: a panel beside SuperSplat's viewer that collects key frames of the
+// view and saves them as a file for `splat render --views`.
+//
+// It stands outside the viewer. start() is given the handle that createViewer() returns, and the viewer's camera
+// manager, which the page adds to it (splatcli/formats/html.py): `camera`, the position, angles and field of view of
+// the next frame; `update`, which the viewer calls before each frame; and `snap()`, which makes the present controls go
+// on from `camera`. The window's `app` alone would not do: what is set there lasts until the next update.
+
+import { MOST_FRAMES, angleAlong, cameraOf, fileOf, frameCount, frameSize, pathOf, pathThrough, poseOf, shareOf } from './camera_path.js';
+
+const FILE = 'camera_path.json';
+//: Samples of the path that is drawn over the scene.
+const DRAWN = 256;
+//: What a camera may move without being moved: rounding. Shares of its distance to what it orbits, and degrees.
+const STILL = 1e-4;
+const STILL_ANGLE = 1e-2;
+
+// --- The view ---
+
+// The viewer's camera, read as key frames; and key frames shown in its place.
+class View {
+    // onMove: called when a hand moves the camera off the key frame that is shown.
+    constructor(viewer, turn, onMove) {
+        Object.assign(this, { viewer, turn, onMove });
+        this.manager = viewer.cameraManager();
+        //: Width by height of images.
+        this.aspect = 16 / 9;
+        //: The vertical field of view of images, degrees; null for the viewer's own.
+        this.lens = null;
+        //: The key frame that is shown: exactly, so with its roll, which the viewer's controls do not have.
+        this.shown = null;
+        const { manager } = this;
+        const update = manager.update.bind(manager);
+        manager.update = (...words) => {
+            update(...words);
+            this.replace();
+        };
+        // The viewer has drawn from the camera by now; between frames it is as its controls left it.
+        viewer.app.on('update', () => this.restore());
+    }
+
+    get size() {
+        const { width, height } = this.viewer.app.graphicsDevice;
+        return [width, height];
+    }
+
+    // The key frame that an image of the present view has.
+    get current() {
+        if (this.shown) return { matrix: this.shown.matrix, fov: this.shown.fov };
+        const { position: p, angles: a } = this.manager.camera;
+        return { matrix: poseOf([p.x, p.y, p.z], [a.x, a.y, a.z], this.turn), fov: this.fov };
+    }
+
+    get fov() {
+        const [width, height] = this.size;
+        // The viewer's angle is along the longer side of its window.
+        const own = () => angleAlong(this.manager.camera.fov, Math.max(width, height), frameSize(width, height, this.aspect)[1]);
+        return this.shown?.fov ?? this.lens ?? own();
+    }
+
+    set fov(degrees) {
+        this.lens = degrees;
+        if (this.shown) this.shown.fov = degrees;
+        this.viewer.app.renderNextFrame = true;
+    }
+
+    // Show a key frame until the camera is moved; the controls go on from there, without roll.
+    show({ matrix, fov }) {
+        const { manager } = this;
+        this.halt();
+        const { position, level } = cameraOf(matrix, this.turn);
+        const { camera } = manager;
+        const [before, ahead] = [positionOf(camera), forwardOf(level)];
+        const aim = forwardOf(anglesOf(camera)).map((value, i) => before[i] + camera.distance * value - position[i]);
+        const distance = aim.reduce((sum, value, i) => sum + value * ahead[i], 0);
+        camera.position.set(...position);
+        camera.angles.set(...level);
+        if (distance > 1e-3) camera.distance = distance; // orbit about what is as far as before
+        manager.snap();
+        this.lens = fov;
+        this.shown = { matrix, fov, position, level, least: STILL * camera.distance };
+    }
+
+    // End the viewer's own animation, which moves the camera until a hand does.
+    halt() {
+        if (this.viewer.state.cameraMode === 'anim') this.viewer.events.fire('inputEvent', 'interrupt');
+    }
+
+    release() {
+        this.shown = null;
+        this.lens = null;
+        this.viewer.app.renderNextFrame = true;
+    }
+
+    replace() {
+        const { camera } = this.manager;
+        this.own = { position: positionOf(camera), angles: anglesOf(camera), fov: camera.fov };
+        if (this.shown && this.isMoved()) {
+            this.shown = null;
+            this.onMove();
+        }
+        if (this.shown) {
+            const { position, angles } = cameraOf(this.shown.matrix, this.turn);
+            camera.position.set(...position);
+            camera.angles.set(...angles);
+        }
+        if (this.shown || this.lens !== null) {
+            const [width, height] = this.size;
+            camera.fov = angleAlong(this.fov, frameSize(width, height, this.aspect)[1], Math.max(width, height));
+        }
+    }
+
+    restore() {
+        if (!this.own) return;
+        const { camera } = this.manager;
+        camera.position.set(...this.own.position);
+        camera.angles.set(...this.own.angles);
+        camera.fov = this.own.fov;
+        this.own = null;
+    }
+
+    isMoved() {
+        const { position, level, least } = this.shown;
+        const far = Math.hypot(...position.map((value, i) => value - this.own.position[i]));
+        const turns = level.map((value, i) => Math.abs(((((value - this.own.angles[i]) % 360) + 540) % 360) - 180));
+        return far > least || Math.max(...turns) > STILL_ANGLE;
+    }
+}
+
+const positionOf = ({ position }) => [position.x, position.y, position.z];
+const anglesOf = ({ angles }) => [angles.x, angles.y, angles.z];
+const forwardOf = ([pitch, heading]) => {
+    const [a, b] = [(pitch * Math.PI) / 180, (heading * Math.PI) / 180];
+    return [-Math.sin(b) * Math.cos(a), Math.sin(a), -Math.cos(b) * Math.cos(a)];
+};
+
+// --- The panel ---
+
+const icon = (shape) => `<svg viewBox="0 0 20 20" aria-hidden="true">${shape}</svg>`;
+const ICONS = {
+    path: icon('<path d="M3 15c4 0 3-9 7-9s2 7 7 7"/><circle cx="3" cy="15" r="1.6"/><circle cx="10" cy="6" r="1.6"/><circle cx="17" cy="13" r="1.6"/>'),
+    close: icon('<path d="M5 5l10 10M15 5L5 15"/>'),
+    play: icon('<path d="M6 4l10 6-10 6z" fill="currentColor"/>'),
+    pause: icon('<path d="M7 4v12M13 4v12"/>'),
+    replace: icon('<path d="M15.5 8A6 6 0 1 0 16 11M16 4v4h-4"/>'),
+    up: icon('<path d="M5 12l5-5 5 5"/>'),
+    down: icon('<path d="M5 8l5 5 5-5"/>'),
+    remove: icon('<path d="M4 6h12M8 6V4h4v2M6 6l1 10h6l1-10"/>'),
+    copy: icon('<rect x="7" y="7" width="9" height="9" rx="2"/><path d="M4 13V6a2 2 0 0 1 2-2h7"/>')
+};
+
+const MARKUP = `
+    <canvas class="splat-path-lines" data-id="lines" aria-hidden="true"></canvas>
+    <button class="open" data-id="open" aria-expanded="false" title="Camera path: key frames for splat render (K adds one)">${ICONS.path}<span>Camera path</span></button>
+    <section data-id="panel" aria-label="Camera path" hidden>
+        <header><h2>${ICONS.path}Camera path</h2><button class="icon" data-id="close" title="Close" aria-label="Close">${ICONS.close}</button></header>
+        <div class="body">
+            <button class="main" data-id="add" title="Add a key frame at this view (K)">Add key frame <kbd>K</kbd></button>
+            <p class="hint" data-id="hint">Move to a view and add it. Two or more key frames make a video, one makes an image.</p>
+            <ol data-id="list"></ol>
+            <div class="line" data-id="transport">
+                <button class="icon" data-id="play" title="Preview (P)" aria-label="Preview">${ICONS.play}</button>
+                <input type="range" data-id="frame" min="0" value="0" step="1" aria-label="Frame of the preview" title="Drag to see the view at a time">
+                <output data-id="time"></output>
+            </div>
+            <div class="fields">
+                <label>Seconds <input type="number" data-id="seconds" min="0.1" step="any" inputmode="decimal"></label>
+                <label>Frames/s <input type="number" data-id="fps" min="0.01" max="1000" step="any" inputmode="decimal"></label>
+                <label>Width <input type="number" data-id="width" min="1" max="65536" step="1" inputmode="numeric"></label>
+                <label>Height <input type="number" data-id="height" min="1" max="65536" step="1" inputmode="numeric"></label>
+            </div>
+            <label class="line" title="Vertical field of view of the images">Field of view
+                <input type="range" data-id="fov" min="5" max="120" step="0.5"><output data-id="degrees"></output></label>
+            <label class="line check"><input type="checkbox" data-id="loop" title="Back to the first key frame at the end">Closed loop</label>
+            <div class="line">
+                <button data-id="save" title="Save as ${FILE}">Save</button>
+                <button data-id="load" title="Load ${FILE}, or drop it on the page">Load</button>
+                <input type="file" data-id="file" accept=".json,application/json" hidden>
+            </div>
+            <div class="command" data-id="next"><code data-id="command"></code>
+                <button class="icon" data-id="copy" title="Copy the command" aria-label="Copy the command">${ICONS.copy}</button></div>
+            <p class="status" data-id="status" role="status"></p>
+        </div>
+    </section>`;
+
+// Start the editor of a page's viewer. settings: {turn, model, command}; see splatcli/viewer/path_editor.py.
+export const start = (viewer, settings) => {
+    const style = document.createElement('link');
+    style.rel = 'stylesheet';
+    style.href = new URL('./path_editor.css', import.meta.url).href;
+    document.head.append(style);
+    // Before the scene is there, the viewer has no camera.
+    if (viewer.cameraManager()) open(viewer, settings);
+    else viewer.events.once('firstFrame', () => open(viewer, settings));
+};
+
+const open = (viewer, { turn, model, command }) => {
+    const root = document.createElement('div');
+    root.className = 'splat-path';
+    root.innerHTML = MARKUP;
+    // Inside the viewer's own element, which is what fills the screen when it is made full.
+    const { canvas } = viewer.app.graphicsDevice;
+    canvas.parentElement.append(root);
+    const dom = Object.fromEntries([...root.querySelectorAll('[data-id]')].map((element) => [element.dataset.id, element]));
+    canvas.after(dom.lines); // under the viewer's controls
+    const view = new View(viewer, turn, () => {
+        stop();
+        select(null);
+    });
+    const storage = `splat camera path of ${model}`;
+    const portrait = view.size[1] > view.size[0];
+    let path = { keyframes: [], seconds: 4, fps: 30, loop: false, width: portrait ? 720 : 1280, height: portrait ? 1280 : 720 };
+    let track = null; // the interpolation between the key frames; null where there is none
+    let points = []; // along it, to draw
+    let selected = null;
+    let playing = null;
+    let version = 0; // of what is drawn
+
+    const say = (text, isError = false) => {
+        dom.status.textContent = text;
+        dom.status.classList.toggle('error', isError);
+    };
+
+    // --- Changes ---
+
+    const change = (changes, text = '') => {
+        stop();
+        path = { ...path, ...changes };
+        view.aspect = path.width / path.height;
+        track = pathThrough(path.keyframes, path.loop);
+        points = track && path.keyframes.length > 1
+            ? Array.from({ length: DRAWN + 1 }, (_, i) => track.at(i / DRAWN).matrix) : [];
+        viewer.app.renderNextFrame = true;
+        version++;
+        show();
+        try {
+            localStorage.setItem(storage, fileOf(path));
+        } catch {
+            // A browser may refuse storage; then the path lasts as long as the page.
+        }
+        const isStuck = path.keyframes.length > 1 && !track;
+        say(isStuck ? `${text} All key frames are equal: move the view and replace one.` : text);
+    };
+
+    const keyframesWith = (edit) => {
+        const keyframes = [...path.keyframes];
+        edit(keyframes);
+        return { keyframes };
+    };
+
+    const add = () => {
+        expand(true);
+        const number = path.keyframes.length + 1;
+        change(keyframesWith((keys) => keys.push(view.current)), `Key frame ${number} added.`);
+        dom.list.lastElementChild.scrollIntoView({ block: 'nearest' });
+    };
+
+    const actions = {
+        go: (i) => {
+            stop();
+            view.show(path.keyframes[i]);
+            select(i);
+            if (track) dom.frame.value = Math.round(track.shares[i] * (path.loop ? frames() : frames() - 1));
+            dom.time.textContent = timeText();
+            say('');
+        },
+        replace: (i) => change(keyframesWith((keys) => keys.splice(i, 1, view.current)), `Key frame ${i + 1} is this view now.`),
+        up: (i) => change(keyframesWith((keys) => keys.splice(i - 1, 2, keys[i], keys[i - 1]))),
+        down: (i) => change(keyframesWith((keys) => keys.splice(i, 2, keys[i + 1], keys[i]))),
+        remove: (i) => change(keyframesWith((keys) => keys.splice(i, 1)), `Key frame ${i + 1} deleted.`)
+    };
+
+    const setNumber = (key, whole) => {
+        const value = dom[key].valueAsNumber;
+        const [least, most] = [Number(dom[key].min), Number(dom[key].max || Infinity)];
+        const next = { ...path, [key]: value };
+        if (!(value >= least && value <= most) || (whole && !Number.isInteger(value))) {
+            say(`${dom[key].parentElement.textContent.trim()}: a ${whole ? 'whole ' : ''}number from ${least}${most < Infinity ? ` to ${most}` : ''}`, true);
+        } else if (path.keyframes.length !== 1 && !(frameCount(next) >= 1 && frameCount(next) <= MOST_FRAMES)) {
+            say(`That would be ${frameCount(next)} frames, not 1 to ${MOST_FRAMES}.`, true);
+        } else {
+            change({ [key]: value });
+            return;
+        }
+        dom[key].value = path[key];
+    };
+
+    const load = async (file) => {
+        try {
+            const found = pathOf(await file.text(), [path.width, path.height]);
+            if (!found.keyframes.length) throw new Error('it has no key frames');
+            change(found, `${found.keyframes.length} key frames of ${file.name}`);
+        } catch (error) {
+            say(`${file.name} is not loaded: ${error.message}`, true);
+        }
+    };
+
+    const save = () => {
+        const link = document.createElement('a');
+        link.href = URL.createObjectURL(new Blob([fileOf(path)], { type: 'application/json' }));
+        link.download = FILE;
+        link.click();
+        setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+        say(`${FILE} is saved by the browser. Run the command in its folder.`);
+    };
+
+    const copy = async () => {
+        try {
+            await navigator.clipboard.writeText(dom.command.textContent);
+            say('Copied.');
+        } catch {
+            // Without a clipboard, as on pages of other machines.
+            getSelection().selectAllChildren(dom.command);
+            say('Selected: copy it with Ctrl-C.');
+        }
+    };
+
+    // --- Preview ---
+
+    const frames = () => frameCount(path);
+
+    const showFrame = (frame) => {
+        dom.frame.value = frame;
+        view.show(track.at(shareOf(frame, frames(), path.loop)));
+        dom.time.textContent = timeText();
+    };
+
+    const play = () => {
+        if (playing) {
+            stop();
+            return;
+        }
+        if (points.length === 0) return;
+        select(null);
+        const first = Number(dom.frame.value) < frames() - 1 ? Number(dom.frame.value) : 0;
+        playing = { first, since: performance.now() };
+        show();
+    };
+
+    const stop = () => {
+        if (!playing) return;
+        playing = null;
+        version++;
+        show();
+    };
+
+    const playOn = () => {
+        const { first, since } = playing;
+        const frame = first + Math.floor(((performance.now() - since) / 1000) * path.fps);
+        if (!path.loop && frame >= frames() - 1) {
+            showFrame(frames() - 1);
+            stop();
+        } else {
+            showFrame(frame % frames());
+        }
+    };
+
+    // --- What the panel shows ---
+
+    const timeText = () => `${(Number(dom.frame.value) / path.fps).toFixed(1)} / ${Number(path.seconds.toFixed(1))} s`;
+
+    const select = (i) => {
+        selected = i;
+        [...dom.list.children].forEach((row, k) => row.classList.toggle('selected', k === i));
+        version++;
+    };
+
+    const row = ({ fov }, i) => {
+        const item = document.createElement('li');
+        const button = (name, title, content, disabled = false) => {
+            const made = document.createElement('button');
+            made.className = name === 'go' ? 'go' : 'icon';
+            made.title = title;
+            made.setAttribute('aria-label', `${title}: key frame ${i + 1}`);
+            made.innerHTML = content;
+            made.disabled = disabled;
+            made.addEventListener('click', () => actions[name](i));
+            item.append(made);
+        };
+        const time = track && path.keyframes.length > 1 ? `${(track.shares[i] * path.seconds).toFixed(1)} s` : '';
+        button('go', 'Go to this view', `<b>${i + 1}</b><span>${time}</span><span>${Number(fov.toFixed(1))}°</span>`);
+        button('replace', 'Replace by the present view', ICONS.replace);
+        button('up', 'Move up', ICONS.up, i === 0);
+        button('down', 'Move down', ICONS.down, i === path.keyframes.length - 1);
+        button('remove', 'Delete', ICONS.remove);
+        return item;
+    };
+
+    const show = () => {
+        const isVideo = points.length > 0;
+        dom.list.replaceChildren(...path.keyframes.map(row));
+        selected = null;
+        dom.hint.hidden = path.keyframes.length > 0;
+        for (const key of ['seconds', 'fps', 'width', 'height']) dom[key].value = path[key];
+        dom.loop.checked = path.loop;
+        dom.frame.max = Math.max(0, frames() - 1);
+        dom.frame.disabled = dom.play.disabled = !isVideo;
+        dom.play.innerHTML = playing ? ICONS.pause : ICONS.play;
+        dom.play.title = playing ? 'Stop the preview (P)' : 'Preview (P)';
+        dom.time.textContent = timeText();
+        dom.save.disabled = !track;
+        dom.next.hidden = !track;
+        dom.command.textContent = `${command} --views ${FILE} -o ${isVideo ? 'path.mp4' : 'view.png'}`;
+    };
+
+    const expand = (isOpen) => {
+        if (isOpen === !dom.panel.hidden) return;
+        dom.panel.hidden = !isOpen;
+        dom.open.hidden = isOpen;
+        dom.open.setAttribute('aria-expanded', String(isOpen));
+        if (isOpen) {
+            view.halt();
+            version++;
+            requestAnimationFrame(tick);
+        } else {
+            stop();
+            view.release(); // the page is what it was
+            dom.lines.getContext('2d').clearRect(0, 0, dom.lines.width, dom.lines.height);
+        }
+    };
+
+    // --- Lines over the scene ---
+
+    let drawn = '';
+    const tick = () => {
+        if (dom.panel.hidden) return;
+        requestAnimationFrame(tick);
+        if (playing) playOn();
+        const { matrix, fov } = view.current;
+        if (document.activeElement !== dom.fov) dom.fov.value = fov;
+        dom.degrees.textContent = `${fov.toFixed(1)}°`;
+        const [width, height] = [dom.lines.clientWidth, dom.lines.clientHeight];
+        const state = [version, width, height, fov, ...matrix].join();
+        if (state === drawn) return;
+        drawn = state;
+        draw(matrix, fov, width, height);
+    };
+
+    const draw = (matrix, fov, width, height) => {
+        const scale = window.devicePixelRatio || 1;
+        Object.assign(dom.lines, { width: width * scale, height: height * scale });
+        const pen = dom.lines.getContext('2d');
+        pen.scale(scale, scale);
+        const [w, h] = frameSize(width, height, path.width / path.height);
+        // What the images do not show is darker.
+        pen.fillStyle = 'rgba(0, 0, 0, 0.45)';
+        const [x, y] = [(width - w) / 2, (height - h) / 2];
+        for (const bar of [[0, 0, x, height], [width - x, 0, x, height], [0, 0, width, y], [0, height - y, width, y]]) {
+            if (bar[2] > 0.5 && bar[3] > 0.5) pen.fillRect(...bar);
+        }
+        if (playing) return;
+        const focal = h / 2 / Math.tan((fov * Math.PI) / 360);
+        const near = 1e-3 * extent();
+        const project = (point) => {
+            const d = [0, 1, 2].map((i) => point[i] - matrix[4 * i + 3]);
+            const [a, b, c] = [0, 1, 2].map((k) => d[0] * matrix[k] + d[1] * matrix[4 + k] + d[2] * matrix[8 + k]);
+            return -c > near ? [width / 2 - (focal * a) / c, height / 2 + (focal * b) / c] : null;
+        };
+        const stroke = (ends, colour, thickness) => {
+            const places = ends.map(project);
+            pen.beginPath();
+            places.forEach((place, i) => {
+                if (!place) return;
+                if (i && places[i - 1]) pen.lineTo(...place);
+                else pen.moveTo(...place);
+            });
+            // A dark edge, so that it is seen on any ground.
+            for (const [style, more] of [['rgba(0, 0, 0, 0.55)', 2.5], [colour, 0]]) {
+                Object.assign(pen, { strokeStyle: style, lineWidth: thickness + more, lineJoin: 'round' });
+                pen.stroke();
+            }
+        };
+        stroke(points.map((m) => [m[3], m[7], m[11]]), '#ffaf50', 2);
+        path.keyframes.forEach((key, i) => {
+            const corners = pyramid(key, 0.12 * extent());
+            const colour = i === selected ? '#fff' : '#f60';
+            if (Math.hypot(...[3, 7, 11].map((k) => key.matrix[k] - matrix[k])) < 0.2 * extent()) return; // it is the view
+            const [tip, a, b, c, d] = corners;
+            stroke([a, b, c, d, a, tip, b, c, tip, d], colour, 1.5);
+            const place = project(tip);
+            if (!place) return;
+            pen.font = 'bold 12px Arial, sans-serif';
+            Object.assign(pen, { lineWidth: 3, strokeStyle: 'rgba(0, 0, 0, 0.7)', fillStyle: '#fff' });
+            pen.strokeText(String(i + 1), place[0] + 7, place[1] - 7);
+            pen.fillText(String(i + 1), place[0] + 7, place[1] - 7);
+        });
+    };
+
+    // Return a length that suits the path: the mean distance of key frames, else that to what the view turns about.
+    const extent = () => {
+        const keys = path.keyframes;
+        const steps = keys.slice(1).map((key, i) => Math.hypot(...[3, 7, 11].map((k) => key.matrix[k] - keys[i].matrix[k])));
+        const mean = steps.reduce((sum, value) => sum + value, 0) / Math.max(1, steps.length);
+        return mean || view.manager.camera.distance;
+    };
+
+    // Return the tip and the four corners of a key frame's field of view.
+    const pyramid = ({ matrix: m, fov }, depth) => {
+        const high = depth * Math.tan((fov * Math.PI) / 360);
+        const wide = (high * path.width) / path.height;
+        const at = (a, b, c) => [0, 1, 2].map((i) => m[4 * i] * a + m[4 * i + 1] * b - m[4 * i + 2] * c + m[4 * i + 3]);
+        return [at(0, 0, 0), at(-wide, high, depth), at(wide, high, depth), at(wide, -high, depth), at(-wide, -high, depth)];
+    };
+
+    // --- Hands ---
+
+    dom.open.addEventListener('click', () => expand(true));
+    dom.close.addEventListener('click', () => expand(false));
+    dom.add.addEventListener('click', add);
+    dom.play.addEventListener('click', play);
+    dom.frame.addEventListener('input', () => {
+        stop();
+        select(null);
+        showFrame(Number(dom.frame.value));
+    });
+    for (const key of ['seconds', 'fps']) dom[key].addEventListener('change', () => setNumber(key, false));
+    for (const key of ['width', 'height']) dom[key].addEventListener('change', () => setNumber(key, true));
+    dom.fov.addEventListener('input', () => { view.fov = Number(dom.fov.value); });
+    dom.loop.addEventListener('change', () => change({ loop: dom.loop.checked }));
+    dom.save.addEventListener('click', save);
+    dom.load.addEventListener('click', () => dom.file.click());
+    dom.file.addEventListener('change', () => {
+        const [file] = dom.file.files;
+        if (file) load(file);
+        dom.file.value = ''; // the same file can be chosen again
+    });
+    dom.copy.addEventListener('click', copy);
+    const holdsFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes('Files');
+    window.addEventListener('dragover', (event) => holdsFiles(event) && event.preventDefault());
+    window.addEventListener('drop', (event) => {
+        if (!holdsFiles(event)) return;
+        event.preventDefault();
+        expand(true);
+        if (event.dataTransfer.files[0]) load(event.dataTransfer.files[0]);
+    });
+
+    // The viewer has 1 2 3 F G H R V W A S D Q E, arrows, space and escape; not K and P.
+    const shortcuts = { k: add, p: () => !dom.panel.hidden && play() };
+    const isField = (element) => element.matches('input, select, textarea');
+    window.addEventListener('keydown', (event) => {
+        const target = event.composedPath()[0];
+        const isTyped = target instanceof Element && isField(target) && target.type !== 'range' && target.type !== 'checkbox';
+        if (event.ctrlKey || event.altKey || event.metaKey || event.repeat || isTyped) return;
+        const key = /^[\x20-\x7e]$/.test(event.key) ? event.key.toLowerCase() : event.code.replace('Key', '').toLowerCase();
+        shortcuts[key]?.();
+    }, true);
+    // What is typed into the panel is not for the viewer, whose keys work everywhere on the page.
+    for (const kind of ['keydown', 'keyup']) {
+        root.addEventListener(kind, (event) => {
+            if (isField(event.target) || event.key === ' ' || event.key === 'Enter') event.stopPropagation();
+        });
+    }
+    const fade = () => dom.open.classList.toggle('faded', viewer.state.controlsHidden);
+    viewer.events.on('controlsHidden:changed', fade);
+    fade();
+
+    let stored = null;
+    try {
+        stored = localStorage.getItem(storage);
+    } catch {
+        // refused, as above
+    }
+    try {
+        if (stored) path = pathOf(stored, [path.width, path.height]);
+    } catch {
+        // of another version
+    }
+    change({});
+};
