@@ -117,17 +117,20 @@ class ViewArguments:
 
 
 def view(args: ViewArguments) -> int:
-    """Show a model in a browser, to fly and orbit through it with its full colours.
+    """Show a model in a browser, to fly and orbit through it with its full colours, and to make camera paths.
 
     Prints the address of the page and serves it until Ctrl-C, which ends the command with 0. Only this machine reaches
     the page, which loads nothing from the internet. For a run folder the page shows the newest checkpoint, also after a
     reload. `splat export -o x.html` makes a page that needs no server.
+
+    Key K or the button "Camera path" adds a key frame; the page saves them as a file for `splat render --views`.
 
     \b
     Examples:
       splat view output/scene
       splat view scene.ply --port 9000 --no-open
       splat train scene/ | splat view
+      splat render output/scene --views camera_path.json -o path.mp4
       ssh -L 8080:127.0.0.1:8080 machine splat view output/scene --port 8080
     """
     from splatcli.cli.console import open_output

@@ -179,8 +179,8 @@ const MARKUP = `
             </div>
             <div class="command" data-id="next"><code data-id="command"></code>
                 <button class="icon" data-id="copy" title="Copy the command" aria-label="Copy the command">${ICONS.copy}</button></div>
-            <p class="status" data-id="status" role="status"></p>
         </div>
+        <p class="status" data-id="status" role="status"></p>
     </section>`;
 
 // Start the editor of a page's viewer. settings: {turn, model, command}; see splatcli/viewer/path_editor.py.
