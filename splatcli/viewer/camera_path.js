@@ -284,8 +284,8 @@ export const pathOf = (text, [width, height]) => {
     }
     const path = {
         keyframes: entries.map((entry, i) => ({ matrix: matrixOf(entry, i + 1), fov: fovOf(entry, document, i + 1) })),
-        seconds: numberOf(document, 'seconds', SECONDS),
-        fps: numberOf(document, 'fps', FPS),
+        seconds: numberOf(document, 'seconds', SECONDS, [1e-3, 1e9]),
+        fps: numberOf(document, 'fps', FPS, [0.01, 1000]),
         loop: document.is_cycle === true,
         width: pixelsOf(document, 'render_width', width),
         height: pixelsOf(document, 'render_height', height)
@@ -333,10 +333,10 @@ const fovOf = (entry, document, number) => {
     return value;
 };
 
-const numberOf = (document, key, otherwise) => {
+const numberOf = (document, key, otherwise, [least, most]) => {
     const value = document[key] ?? otherwise;
-    if (typeof value !== 'number' || !(value > 0 && value < 1e9)) {
-        throw new Error(`${key} is ${quoted(value)}, not a number above 0`);
+    if (typeof value !== 'number' || !(value >= least && value <= most)) {
+        throw new Error(`${key} is ${quoted(value)}, not a number from ${least} to ${most}`);
     }
     return value;
 };

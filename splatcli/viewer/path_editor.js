@@ -386,6 +386,13 @@ const open = (viewer, { turn, model, command }) => {
         return item;
     };
 
+    // A browser breaks lines within "--views", too.
+    const unbroken = (word) => {
+        const made = document.createElement('span');
+        made.textContent = word;
+        return made;
+    };
+
     const show = () => {
         const isVideo = points.length > 0;
         dom.list.replaceChildren(...path.keyframes.map(row));
@@ -400,7 +407,8 @@ const open = (viewer, { turn, model, command }) => {
         dom.time.textContent = timeText();
         dom.save.disabled = !track;
         dom.next.hidden = !track;
-        dom.command.textContent = `${command} --views ${FILE} -o ${isVideo ? 'path.mp4' : 'view.png'}`;
+        const words = `${command} --views ${FILE} -o ${isVideo ? 'path.mp4' : 'view.png'}`.split(' ');
+        dom.command.replaceChildren(...words.flatMap((word, i) => [i ? ' ' : '', unbroken(word)]));
     };
 
     const expand = (isOpen) => {
@@ -427,7 +435,7 @@ const open = (viewer, { turn, model, command }) => {
         requestAnimationFrame(tick);
         if (playing) playOn();
         const { matrix, fov } = view.current;
-        if (document.activeElement !== dom.fov) dom.fov.value = fov;
+        dom.fov.value = fov;
         dom.degrees.textContent = `${fov.toFixed(1)}°`;
         const [width, height] = [dom.lines.clientWidth, dom.lines.clientHeight];
         const state = [version, width, height, fov, ...matrix].join();

@@ -6,6 +6,8 @@ file. Nothing is sent back to the server: the browser saves the file.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shlex
 from collections.abc import Sequence
 from importlib.resources import files
@@ -21,10 +23,12 @@ _MAIN, _OTHERS = "path_editor.js", ("camera_path.js", "path_editor.css")
 def editor_module(model: Path, flags: Sequence[str] = ()) -> PageModule:
     """Return what the page of a model starts.
 
-    model: as a command names it. flags: of the command that reads it. Key frames in a browser are those of this model.
+    model: as a command names it. flags: of the command that reads it. A browser keeps key frames for each model; by a
+    digest, since the page may be served to others, whom the folders of this machine do not concern.
     """
     command = shlex.join(["splat", "render", str(model), *flags])
-    return PageModule(f"./{_MAIN}", {"model": str(model.absolute()), "command": command})
+    digest = hashlib.sha256(os.fsencode(model.absolute())).hexdigest()[:16]
+    return PageModule(f"./{_MAIN}", {"model": digest, "command": command})
 
 
 def editor_documents() -> dict[str, Response]:

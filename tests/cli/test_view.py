@@ -26,6 +26,7 @@ from splatcli.formats.format import ExportMetadata
 from splatcli.formats.ply import encode_ply
 from splatcli.train.state import flushed
 from splatcli.viewer.http_server import listen
+from splatcli.viewer.path_editor import editor_module
 from tests.cli.tiny import QUICK
 from tests.forked import splat_command
 from tests.formats.made import read_ply, scene
@@ -193,6 +194,12 @@ def test_the_command_of_the_camera_path_editor_reads_the_model_as_the_page(
     module = given["module"]
     assert isinstance(module, html.PageModule)
     assert module.settings["command"] == f"splat render '{model}' --param-space raw --lenient"
+    monkeypatch.chdir(tmp_path)
+    assert editor_module(Path("a model.ply")).settings == {
+        "model": module.settings["model"],
+        "command": "splat render 'a model.ply'",
+    }
+    assert editor_module(Path("other.ply")).settings["model"] != module.settings["model"]
     words = [*shlex.split(str(module.settings["command"]))[1:], "--views", "path.json", "-o", tmp_path / "x.png"]
     key = {"matrix": np.eye(4).ravel().tolist(), "fov": 40}
     path = {"keyframes": [key], "render_width": 32, "render_height": 24}

@@ -120,6 +120,13 @@ ADD_TWO = """
     check(part('command').textContent.endsWith('view.png'), 'one key frame is an image');
     press('k', part('seconds'));
     check(rows().length === 1, 'a letter in a field adds none');
+    const mode = () => document.querySelector('.sse-controlsHintTitle').textContent;
+    press('2');
+    const flying = mode();
+    press('1', part('seconds'));
+    check(mode() === flying, 'a digit in a field is not for the viewer');
+    press('1');
+    check(mode() !== flying, 'the keys of the viewer work');
     enter('seconds', 0.4);
     enter('fps', 5);
     enter('seconds', -1);
@@ -271,12 +278,15 @@ def test_splat_view_shows_the_first_camera_upright(run: Path, tmp_path: Path) ->
     assert psnr(seen.pixels, flushed(checkpoint), checkpoint.cameras[0], RenderSettings()) > 33
 
 
-def hand_at_editor(run: Path, steps: str, picture: Path) -> Look:
-    """Take the steps in the page of a run; the page's picture afterwards, and the value of the steps."""
+def hand_at_editor(run: Path, steps: str, picture: Path, *, flags: str = "webgl") -> Look:
+    """Take the steps in the page of a run; the page's picture afterwards, and the value of the steps.
+
+    flags: of the page. Without noanim the viewer moves its camera until a hand does.
+    """
     with running("view", run, "--port", 0, "--no-open") as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
-        seen = look_at(f"{url}?noanim&webgl", picture, SIZE, ready=EDITOR.replace("STEPS", steps))
+        seen = look_at(f"{url}?{flags}", picture, SIZE, ready=EDITOR.replace("STEPS", steps))
     names = ["", "scene.ply", "path_editor.js", "camera_path.js", "path_editor.css"]
     assert {request.split("?")[0] for request in seen.requests} == {f"{url}{name}" for name in names}
     assert seen.errors == [], "also of the content security policy"
@@ -303,7 +313,7 @@ def rendered(run: Path, views: Path) -> list[NDArray[np.uint8]]:
 
 def test_key_frames_of_the_page_render_as_they_are_seen(run: Path, tmp_path: Path) -> None:
     """35.4 dB were measured."""
-    seen = hand_at_editor(run, ADD_TWO, tmp_path / "view.png")
+    seen = hand_at_editor(run, ADD_TWO, tmp_path / "view.png", flags="noanim&webgl")
     path = tmp_path / "camera_path.json"
     path.write_text(seen.value["file"])
     assert seen.value["command"] == f"splat render {run} --views camera_path.json -o path.mp4"

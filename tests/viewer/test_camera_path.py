@@ -131,6 +131,7 @@ def test_matrices_of_older_files_are_read_by_columns() -> None:
         (json.dumps({"keyframes": KEYS, "seconds": "4"}), 'seconds is "4"'),
         (json.dumps({"keyframes": KEYS, "seconds": 1e8}), "not 1 to 108000"),
         (json.dumps({"keyframes": KEYS, "fps": -1}), "fps is -1"),
+        (json.dumps({"keyframes": KEYS, "fps": 2000}), "fps is 2000, not a number from 0.01 to 1000"),
         (json.dumps({"keyframes": KEYS, "render_width": 1.5}), "render_width is 1.5"),
         (json.dumps({"keyframes": KEYS, "camera_type": "equirectangular"}), "camera_type"),
     ],
