@@ -8,7 +8,6 @@ import pytest
 from pydantic import ValidationError
 
 from splatcli.config import (
-    _UNUSED,
     Config,
     build_config,
     read_settings,
@@ -17,6 +16,7 @@ from splatcli.config import (
     unused_settings,
     with_settings,
 )
+from splatcli.config.settings import _UNUSED
 from splatcli.errors import UsageError
 
 

@@ -2,7 +2,7 @@
 
 The options of a command are a frozen dataclass, its one parameter. A field with a ``typer.Option`` is a flag; a field
 that is a dataclass itself is a group of flags that commands share; a field with ``SettingFlags`` takes the flags that
-splatcli/config.py declares beside the settings. ``__post_init__`` refuses options that exclude each other.
+splatcli/config/settings.py declares beside the settings. ``__post_init__`` refuses options that exclude each other.
 """
 
 from __future__ import annotations
