@@ -16,7 +16,7 @@ from splatcli.config import (
     unused_settings,
     with_settings,
 )
-from splatcli.config.settings import _UNUSED
+from splatcli.config.unused import _UNUSED
 from splatcli.errors import UsageError
 
 

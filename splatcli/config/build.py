@@ -1,0 +1,290 @@
+"""Making a Config: of preset, file, flags and assignments for a new run, and of what is stored with an earlier one."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from splatcli.config.settings import (
+    MADE_STARTS,
+    REFERENCE_ITERATIONS,
+    Config,
+    OptimConfig,
+    Schedule,
+    sections,
+    setting_flags,
+)
+from splatcli.errors import UsageError
+
+#: ``--preset``; docs/quality.md has the figures of each.
+PRESETS: dict[str, dict[str, Any]] = {
+    "fast": {"strategy.cap_max": "auto", "train.iterations": 7_000},
+    "default": {"strategy.cap_max": "auto"},
+    "quality": {"strategy.cap_max": "auto", "train.antialiased": True},
+}
+
+#: tomllib raises these: for bytes that are not UTF-8, bad grammar, numbers of thousands of digits, deep nesting.
+UNREADABLE_TOML = (ValueError, RecursionError)
+
+
+def preset_recipe(name: str | None) -> dict[str, Any]:
+    """Return the settings of a preset; none for None. Raises UsageError for an unknown name."""
+    if name is None:
+        return {}
+    try:
+        return dict(PRESETS[name])
+    except KeyError:
+        raise UsageError(
+            f"there is no preset {name!r}", where="--preset", remedy="one of " + ", ".join(PRESETS)
+        ) from None
+
+
+def strategy_recipe(name: str, iterations: int, schedule: Schedule, batch_size: int = 1) -> dict[str, Any]:
+    """Return the settings in which a strategy differs from the defaults, for a run of ``iterations`` steps.
+
+    schedule: that of a run of this length.
+    """
+    if name == "absgrad":
+        recipe: dict[str, Any] = {"strategy.long_axis_split": True}
+        if schedule.reset_every >= schedule.refine_stop:  # no reset removes faint Gaussians close to cameras
+            recipe["strategy.prune_opacity"] = 0.02
+        return recipe
+    if name != "mcmc":
+        return {}
+    scale = min(1.0, iterations / REFERENCE_ITERATIONS)
+    # A run that makes its own points begins with a tenth of the cap, and has to reach it before growth ends.
+    refinements = max(1.0, (25_000 - 500) * scale / schedule.refine_every)
+    return {
+        "model.init_opacity": 0.5,
+        "model.init_scale": 0.1,
+        "optim.logit_opacities_lr": 5e-2 * math.sqrt(batch_size),
+        "schedule.refine_stop": max(1, round(25_000 * scale)),
+        "strategy.cap_max": 1_000_000,
+        "strategy.grow_factor": max(1.05, 10.0 ** (1.0 / (0.8 * refinements))),
+        "strategy.opacity_reg": 0.01,
+        "strategy.scale_reg": 0.01,
+    }
+
+
+def build_config(
+    flags: dict[str, Any] | None = None,
+    *,
+    file: Path | None = None,
+    assignments: list[str] | None = None,
+    preset: str | None = None,
+    by_flags: bool = True,
+) -> Config:
+    """Return the settings of a new run.
+
+    preset: a name in PRESETS; every other source overrides it.
+    flags: dotted key -> value; None means that the flag was not given.
+    by_flags: whether errors call them by their flags, which Python's caller has not.
+    file: a TOML file with the sections above; flags override it.
+    assignments: ``a.b=value`` strings, which override all; the value is read as TOML, else taken as a string.
+    Schedule and learning rates are scaled to ``train.iterations``, ``train.batch_size`` and the points that
+    ``model.init`` starts from; keys that are given are not scaled. The default of ``train.iterations`` is divided by
+    the batch size.
+    Raises UsageError for unknown keys (with the nearest known one) and for values out of range.
+    """
+    given = read_settings(flags, file=file, assignments=assignments)
+    values = preset_recipe(preset) | given
+    try:
+        config = Config.model_validate(_nest(values))
+        batch, steps = config.train.batch_size, config.train.iterations
+        if "train.iterations" not in given:
+            values["train.iterations"] = steps = math.ceil(steps / batch)
+        schedule = Schedule.scaled(steps)
+        recipe = {
+            "schedule": schedule.model_dump(),
+            "optim": OptimConfig.scaled(steps, batch, made_points=config.model.init in MADE_STARTS).model_dump(),
+        }
+        strategy = strategy_recipe(config.strategy.name, steps, schedule, batch)
+        merged = {**_flatten(config.model_dump()), **_flatten(recipe), **strategy, **values}
+        config = Config.model_validate(_nest(merged))
+    except ValidationError as error:
+        flagged = [key for key, value in (flags or {}).items() if value is not None and by_flags]
+        raise _out_of_range(error, file, flagged) from None
+    return config
+
+
+#: Settings that may be paths. A shell leaves ~ as it is in --masks=~/masks, and a TOML file and Python have none.
+_PATHS = {"data.scene", "data.model", "data.images", "data.masks", "data.depths", "data.points", "model.init"}
+
+
+def read_settings(
+    flags: dict[str, Any] | None = None, *, file: Path | None = None, assignments: list[str] | None = None
+) -> dict[str, Any]:
+    """Return dotted key -> value of all settings that are given; the arguments are those of ``build_config``.
+
+    Raises UsageError for unknown keys.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        values.update(_flatten(_read_toml(file)))
+    values.update({key: value for key, value in (flags or {}).items() if value is not None})
+    for text in assignments or []:
+        key, equals, raw = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set needs key=value, not {text!r}", remedy="e.g. --set optim.means_lr=1e-4")
+        values[key.strip()] = _parse_value(raw.strip())
+    known = set(_flatten(Config().model_dump()))
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "splat docs settings lists the keys"
+            if key in sections():
+                hint = f"{key} is a section, whose settings are {key}.NAME; splat docs settings lists them"
+            raise UsageError(f"unknown setting {key!r}", where=file, remedy=hint)
+    for key in sorted(_PATHS & values.keys()):
+        if values[key] == "":
+            raise UsageError("the name is empty", where=key, remedy="perhaps a variable of the shell is not set")
+        if isinstance(values[key], str):
+            values[key] = os.path.expanduser(values[key])
+    if isinstance(values.get("data.points"), str):
+        values["data.points"] = os.path.abspath(values["data.points"])  # a resumed run reads it again, from anywhere
+    return values
+
+
+def flat_settings(config: Config, *, as_json: bool = False) -> dict[str, Any]:
+    """Return dotted key -> value of every setting. as_json: with the values that JSON has, infinities as None."""
+    return _flatten(json.loads(config.model_dump_json()) if as_json else config.model_dump())
+
+
+def with_settings(config: Config, values: dict[str, Any]) -> Config:
+    """Return ``config`` with other values under dotted keys. Raises UsageError for values out of range."""
+    try:
+        return Config.model_validate(_nest({**flat_settings(config), **values}))
+    except ValidationError as error:
+        raise _out_of_range(error, None, values) from None
+
+
+def resolve(
+    config: Config,
+    *,
+    auto_cap: int | None = None,
+    memory_cap: int | None = None,
+    dropout: float | None = None,
+    means_size_power: float | None = None,
+) -> Config:
+    """Return the final settings of a run that begins.
+
+    auto_cap: the number that replaces ``strategy.cap_max = "auto"``, by the scene's images.
+    memory_cap: the number of Gaussians for which the memory suffices.
+    dropout: the rate that replaces ``train.dropout = None``, by the scene's views.
+    means_size_power: replaces ``optim.means_size_power = None``, likewise.
+    """
+    values: dict[str, Any] = {}
+    if config.strategy.cap_max == "auto" and auto_cap is not None:
+        values["strategy.cap_max"] = auto_cap
+    if memory_cap is not None:
+        values["memory.cap"] = memory_cap
+    if config.train.dropout is None and dropout is not None:
+        values["train.dropout"] = dropout
+    if config.optim.means_size_power is None and means_size_power is not None:
+        values["optim.means_size_power"] = means_size_power
+    return with_settings(config, values)
+
+
+#: Settings that runs of earlier versions lack, with the values that they had in effect.
+_LATER: dict[str, dict[str, Any]] = {
+    "train": {"alpha_lambda": 0.0, "sh_views": 0.0},
+    "data": {"near_share": 0.0, "max_point_error": 0.0, "projection": "pinhole"},
+    "optim": {"means_size_power": 0.0},
+    "strategy": {"max_scale3d": 0.0},
+}
+
+
+def parse_config(data: Any) -> Config:
+    """Return the settings that are stored with a run, validated; a run of an earlier version goes on as it began.
+
+    Raises pydantic.ValidationError.
+    """
+    if isinstance(data, dict):
+        for section, values in _LATER.items():
+            if isinstance(data.get(section), dict):
+                data = {**data, section: {**values, **data[section]}}
+    return Config.model_validate(data)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a byte order mark
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the settings: {error.strerror}", where=path, remedy="--config names a TOML file"
+        ) from None
+    except UNREADABLE_TOML as error:
+        raise UsageError(
+            f"not valid TOML: {error}",
+            where=path,
+            remedy="a section and a setting look like this: [optim] sh0_lr = 0.01",
+        ) from None
+
+
+def _parse_value(raw: str) -> Any:
+    try:
+        values = tomllib.loads(f"value = {raw}")
+    except UNREADABLE_TOML:
+        return raw
+    return values["value"] if len(values) == 1 else raw  # lines of their own are no part of a value
+
+
+def _flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _nest(flat: dict[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        *parents, leaf = key.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    return tree
+
+
+def _out_of_range(error: ValidationError, file: Path | None, flagged: Iterable[str]) -> UsageError:
+    """Return pydantic's errors as a message; it names the flags among them, whose keys are ``flagged``, or the file."""
+    problems = {
+        ".".join(
+            map(str, one["loc"])
+        ): f"{_brief(_as_number(one['input']))}: {one['msg'].removeprefix('Value error, ')}"
+        for one in error.errors()
+    }
+    names = [flags[0].names[0] for key, flags in setting_flags().items() if key in problems and key in flagged]
+    listed = "; ".join(f"{key} = {text}" for key, text in problems.items())
+    return UsageError(
+        f"settings out of range: {listed}",
+        where=", ".join(names) or file,
+        remedy="splat docs settings lists what each setting accepts",
+    )
+
+
+def _as_number(value: object) -> object:
+    """Return the whole number that a flag's text stands for; other values as they are."""
+    return int(value) if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value) else value
+
+
+def _brief(value: object) -> str:
+    """Return the text of a given value, in at most 100 characters."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= 100 else f"{text[:97]}..."
