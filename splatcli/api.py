@@ -54,7 +54,7 @@ from splatcli.train.backgrounds import evaluation_background, parse_background, 
 from splatcli.train.densify import STRATEGIES, Strategy, check_strategy
 from splatcli.train.events import Alarmed, Evaluated, Event, Refined, RolledBack, SaveFailed, Started, Stepped, Stopped
 from splatcli.train.init import resolve_init
-from splatcli.train.start import changed_config, check_loss, data_to_resume
+from splatcli.train.start import changed_config, check_loss_given, data_to_resume
 from splatcli.train.state import TrainState, flushed
 from splatcli.train.trainer import Trainer as EngineTrainer
 
@@ -510,7 +510,7 @@ class Trainer:
         if folder is None or not is_own_checkpoint(file):
             raise UsageError("this is no run", where=path, remedy="name a run folder, or a checkpoint in one")
         checkpoint = load_checkpoint(file, mapped=True)
-        check_loss(checkpoint, folder, given=loss is not None)
+        check_loss_given(checkpoint, folder, given=loss is not None)
         values = dotted_settings(settings)
         if strategy is not None:
             values["strategy.name"] = strategy if isinstance(strategy, str) else type(_checked(strategy)).__name__

@@ -118,7 +118,7 @@ def write_atomically(
         ) from error
 
 
-def write_folder_atomically(path: Path, write: Callable[[Path], object], *, what: str) -> None:
+def write_folder_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Write a folder through ``write``, which fills an empty one beside it, and put it at ``path`` when it is complete.
 
     A folder that is at ``path`` is replaced with all that is in it: the caller has checked that it may be. Those that

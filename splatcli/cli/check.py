@@ -76,7 +76,7 @@ def check(args: CheckArguments) -> int:
         checked, findings = _check(args.path, args.lenient)
         for finding in findings:
             out.event("checked", asdict(finding))
-        problem = _problem(checked, findings)
+        problem = _problem(findings)
         facts = {"path": checked, "sound": problem is None, "findings": [asdict(finding) for finding in findings]}
         out.result(facts, [line for finding in findings for line in _lines(finding)])
         if problem is not None:
@@ -133,7 +133,7 @@ def _check_file(path: Path, lenient: bool) -> Finding:
     return Finding(path, "sound", "; ".join([text, *notes]))
 
 
-def _problem(path: Path, findings: list[Finding]) -> SplatError | None:
+def _problem(findings: list[Finding]) -> SplatError | None:
     """Return the error that ends the command; None when all files are sound."""
     bad = [finding for finding in findings if finding.code]
     if not bad:

@@ -44,7 +44,7 @@ _LISTED = 8
 class ResumeOverrides:
     """Changes to a run that is resumed.
 
-    data: the folder of the scene, where it has moved. file, settings, allowed: see train.changes.changed_config.
+    data: the folder of the scene, where it has moved. file, settings, allowed: see changed_config() in train/start.py.
     """
 
     data: Path | None = None
@@ -233,7 +233,7 @@ def resume_training(
     from splatcli.scene.read import read_scene
     from splatcli.train.backgrounds import training_image_background
     from splatcli.train.densify import check_strategy
-    from splatcli.train.start import changed_config, check_iterations, check_loss, data_to_resume, scene_folder
+    from splatcli.train.start import changed_config, check_iterations, check_loss_given, data_to_resume, scene_folder
     from splatcli.train.trainer import Trainer
 
     if not is_own_checkpoint(path):
@@ -249,7 +249,7 @@ def resume_training(
         with _slow_section(group, "reading the checkpoint"):
             # A state larger than memory is mapped, not read; with sharded Gaussians each process reads its part.
             checkpoint = load_checkpoint(path, mapped=sharded or _wants_offload(path, overrides))
-        check_loss(checkpoint, run_folder(path) or path, given=False)
+        check_loss_given(checkpoint, run_folder(path) or path, given=False)
         check_strategy(checkpoint.config)
         config, notes = changed_config(
             checkpoint.config, file=overrides.file, assignments=overrides.settings, allowed=overrides.allowed

@@ -202,11 +202,7 @@ def write_streamed(gaussians: Gaussians, folder: Path, metadata: ExportMetadata,
     """
     check_finite(gaussians)
     written: list[Written] = []
-    write_folder_atomically(
-        folder,
-        lambda place: written.append(_fill(gaussians, place, metadata, coarser)),
-        what="the streamed SOG",
-    )
+    write_folder_atomically(folder, lambda place: written.append(_fill(gaussians, place, metadata, coarser)))
     return written[0]
 
 

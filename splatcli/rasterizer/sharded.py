@@ -179,7 +179,7 @@ class ShardedEngine:
             results += numbers[: len(batch)]
             assert shared is not None
             for view, returned in zip(seen, torch.split(sums, counts), strict=False):
-                self._gradients(view, returned, gaussians, shared, own)
+                self._gradients(view, returned, shared, own)
                 total.flat += own.flat
             del projected, sums
             if shared.view_params is not None:
@@ -268,9 +268,7 @@ class ShardedEngine:
         loss = total_loss(inputs.ssim_lambda, l1, ssim) + depth
         return [loss, float(pipeline.frame.native.max_isects)], returned_sums(pipeline.frame, len(projected))
 
-    def _gradients(
-        self, view: ProjectedView, returned: Tensor, gaussians: Gaussians, shared: StepInputs, own: FlatSums
-    ) -> None:
+    def _gradients(self, view: ProjectedView, returned: Tensor, shared: StepInputs, own: FlatSums) -> None:
         """Fill ``own`` with the gradients and statistics of this process' Gaussians in a view."""
         context = self._projection
         own.stats.grad2d.zero_()

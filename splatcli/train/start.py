@@ -55,7 +55,7 @@ _FINGERPRINT = {
 CONSENT = {"photos": "the photos' content", "cameras": "lenses and poses in the scene's files"}
 
 
-def check_loss(checkpoint: Checkpoint, run: Path, *, given: bool) -> None:
+def check_loss_given(checkpoint: Checkpoint, run: Path, *, given: bool) -> None:
     """Raise UsageError for a run with the caller's loss where none is ``given``: a checkpoint holds only its name."""
     if checkpoint.loss is not None and not given:
         raise UsageError(

@@ -42,7 +42,7 @@ from splatcli.train.metrics_logger import MetricsLogger
 from splatcli.train.monitor import FiniteMonitor, IntersectionMonitor, QualityMonitor, is_recoverable
 from splatcli.train.recovery import Recovery
 from splatcli.train.sharding import gather_geometry, gather_state
-from splatcli.train.start import apply_config, check_loss, new_state, resumed_state
+from splatcli.train.start import apply_config, check_loss_given, new_state, resumed_state
 from splatcli.train.state import TrainState
 from splatcli.train.step import Stepper
 from splatcli.train.view_dependence import DEGREE, effective_views
@@ -179,7 +179,7 @@ class Trainer:
         sharded: as for start(), whatever the run was before.
         Raises UsageError without the ``engine`` of a run that has a loss of its own.
         """
-        check_loss(checkpoint, run_dir.path, given=engine is not None)
+        check_loss_given(checkpoint, run_dir.path, given=engine is not None)
         place, folder = place_of(group, sharded), run_dir.path
         state, scene, more = resumed_state(
             checkpoint,

@@ -318,7 +318,7 @@ def test_a_folder_that_cannot_be_written_is_named_by_its_own_name(tmp_path: Path
     ):
         (tmp_path / "file").touch()
         with pytest.raises(OutputError) as caught:
-            write_folder_atomically(place, write, what="model")
+            write_folder_atomically(place, write)
         assert ".tmp." not in str(caught.value)
         assert says in str(caught.value.remedy)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

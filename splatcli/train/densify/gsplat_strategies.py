@@ -116,7 +116,7 @@ class DefaultStrategy(_Strategy):
         _refuse_scene("DefaultStrategy", scene)
         if step >= self.refine_stop_iter:
             return
-        self._add(params, state, step, info, packed)
+        self._add(params, state, info, packed)
         due = step > self.refine_start_iter and step % self.refine_every == 0
         if due and step % self.reset_every >= self.pause_refine_after_reset:
             cloned, split = self._grow(params, optimizers, state, step)
@@ -128,7 +128,7 @@ class DefaultStrategy(_Strategy):
         if step > 0 and step % self.reset_every == 0:
             _reset_opacities(params, optimizers, 2.0 * self.prune_opa)
 
-    def _add(self, params: Params, state: State, step: int, info: Mapping[str, Any], packed: bool) -> None:
+    def _add(self, params: Params, state: State, info: Mapping[str, Any], packed: bool) -> None:
         means2d, radii = info[self.key_for_gradient], info["radii"]
         gradient = means2d.absgrad if self.absgrad else means2d.grad
         if gradient is None:
