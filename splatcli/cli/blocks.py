@@ -81,7 +81,7 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
     OutputError for one of other settings.
     """
     from splatcli.checkpoint.run_dir import check_name
-    from splatcli.config import parse_blocks
+    from splatcli.config import COLOUR_MAPS, parse_blocks
     from splatcli.scene.read import has_images_only
 
     config = run.config
@@ -94,11 +94,11 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
             remedy=f"0 to {strips * columns - 1}",
         )
     if config.views.trained:
+        per_view = [f"--{name.replace('_', '-')}" for name in ("pose_opt", *COLOUR_MAPS)]
         raise UsageError(
             "per-view parameters would differ from block to block",
             where="--blocks",
-            remedy="leave out --pose-opt, --exposure, --bilateral-grid, --ppisp; "
-            "use them with splat train SCENE --init MERGED",
+            remedy=f"leave out {', '.join(per_view)}; use them with splat train SCENE --init MERGED",
         )
     scene = Path(config.data.scene)
     if not scene.is_dir() or has_images_only(scene):

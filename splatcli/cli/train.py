@@ -76,14 +76,12 @@ class TrainArguments:
     page: options.ViewerOptions = field(default_factory=options.ViewerOptions)
 
     def __post_init__(self) -> None:
+        from splatcli.config import COLOUR_MAPS
+
         settings, processes = self.settings, self.processes
         if self.max_time is not None:
             _seconds(self.max_time)
-        maps = [
-            f"--{name}"
-            for name in ("exposure", "bilateral-grid", "ppisp")
-            if settings.get(f"views.{name.replace('-', '_')}")
-        ]
+        maps = [f"--{name.replace('_', '-')}" for name in COLOUR_MAPS if settings.get(f"views.{name}")]
         if len(maps) > 1:
             raise options.exclusion(*maps[:2], remedy="give one; each maps the colours of an image")
         self._check_combination(settings)

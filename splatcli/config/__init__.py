@@ -18,6 +18,7 @@ from splatcli.config.build import (
 )
 from splatcli.config.section import Flag, Section
 from splatcli.config.settings import (
+    COLOUR_MAPS,
     HULL,
     MADE_STARTS,
     MAX_BLOCKS,
@@ -45,6 +46,7 @@ from splatcli.config.settings import (
 from splatcli.config.unused import unused_settings
 
 __all__ = [
+    "COLOUR_MAPS",
     "HULL",
     "MADE_STARTS",
     "MAX_BLOCKS",

@@ -540,6 +540,10 @@ class TrainConfig(Section):
     )
 
 
+#: The settings of ViewsConfig that map the colours of an image, of which a run trains one at most.
+COLOUR_MAPS = ("exposure", "bilateral_grid", "ppisp")
+
+
 class ViewsConfig(Section):
     """Parameters of the training views, trained along with the Gaussians."""
 
@@ -590,14 +594,20 @@ class ViewsConfig(Section):
 
     @model_validator(mode="after")
     def _one_colour_map(self) -> ViewsConfig:
-        if self.exposure + self.bilateral_grid + self.ppisp > 1:
-            raise ValueError("exposure, bilateral_grid and ppisp exclude each other: each maps an image's colours")
+        if sum(getattr(self, name) for name in COLOUR_MAPS) > 1:
+            *others, last = COLOUR_MAPS
+            raise ValueError(f"{', '.join(others)} and {last} exclude each other: each maps an image's colours")
         return self
+
+    @property
+    def colour_map(self) -> str | None:
+        """The one of COLOUR_MAPS that is trained; None: none is."""
+        return next((name for name in COLOUR_MAPS if getattr(self, name)), None)
 
     @property
     def trained(self) -> bool:
         """Whether any parameter of the views is trained."""
-        return self.pose_opt or self.exposure or self.bilateral_grid or self.ppisp
+        return self.pose_opt or self.colour_map is not None
 
 
 class SaveConfig(Section):

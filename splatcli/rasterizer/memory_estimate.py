@@ -211,8 +211,8 @@ _TILE = 8 + 4 + 4 + 3 * _FLOAT
 #: Bytes of each pixel in training: image and its gradient, alpha; and the training image with its mask.
 _STEP_PIXEL = (3 + 3 + 1) * _FLOAT
 _PHOTO_PIXEL = 3 + 1
-#: Bytes of each pixel of the exposed image, where exposures are trained.
-_EXPOSED_PIXEL = 3 * _FLOAT
+#: Bytes of each pixel of the recoloured image, where a map of its colours is trained.
+_RECOLOURED_PIXEL = 3 * _FLOAT
 #: Bytes of each pixel where depths are known: depth, its gradient and that of alpha; and the known depth with its
 #: temporaries.
 _DEPTH_PIXEL = 3 * _FLOAT
@@ -263,8 +263,8 @@ class MemoryEstimate:
 class Workload:
     """One view of so many Gaussians, to be rendered or trained.
 
-    exposed, gridded, ppisp: with a trained exposure, bilateral grid, or PPISP. depths: with known depths. alpha: with
-    the alpha term of the loss. offloads: with shN and its moments outside the device, see rasterizer/offload.py.
+    colour_map: that of the view that is trained, one of config.COLOUR_MAPS, or None. depths: with known depths. alpha:
+    with the alpha term of the loss. offloads: with shN and its moments outside the device, see rasterizer/offload.py.
     """
 
     gaussians: int
@@ -272,9 +272,7 @@ class Workload:
     width: int
     height: int
     isects: IsectCount
-    exposed: bool = False
-    gridded: bool = False
-    ppisp: bool = False
+    colour_map: str | None = None
     depths: bool = False
     alpha: bool = False
     offloads: bool = False
@@ -304,13 +302,13 @@ def step_memory(backend: Backend, work: Workload) -> MemoryEstimate:
     pixels = work.width * work.height
     size = abi.Loss(width=work.width, height=work.height, target_is_u8=True, channels=3, images=1)
     frame = _frame_bytes(backend, work)
-    image = _STEP_PIXEL + (_EXPOSED_PIXEL if work.exposed or work.gridded or work.ppisp else 0)
+    image = _STEP_PIXEL + (_RECOLOURED_PIXEL if work.colour_map is not None else 0)
     image += (_DEPTH_PIXEL if work.depths else 0) + (_ALPHA_PIXEL if work.alpha else 0)
     images = pixels * image + backend.call("loss_bytes", size)
-    if work.gridded:
+    if work.colour_map == "bilateral_grid":
         at_a_time = min(pixels, AT_A_TIME["cuda" if backend.deferred else "cpu"])
         images += work.height * _GRID_LINE + at_a_time * BAND_BYTES
-    if work.ppisp:
+    if work.colour_map == "ppisp":
         images += min(pixels, ppisp.AT_A_TIME["cuda" if backend.deferred else "cpu"]) * ppisp.BAND_BYTES
     isects = _isect_bytes(backend, work, round_capacity(work.isects.boxes), with_grads=True)
     slack = 1.0 + (_SLACK if backend.deferred else 0.0)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from splatcli.checkpoint.schema import CAMERA_TABLES, VIEW_DTYPES, VIEW_TABLES
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.config import Config, ViewsConfig
+from splatcli.config import COLOUR_MAPS, Config, ViewsConfig
 from splatcli.rasterizer.bilateral_grid import identity_grid, variation_gradient
 from splatcli.rasterizer.ppisp import CAMERA_NUMBERS, RESPONSE_NUMBERS, VIEW_NUMBERS, prior_gradient
 from splatcli.rasterizer.recolour import recolour
@@ -230,8 +230,8 @@ class PerViewParams:
 
 def trained_tables(config: ViewsConfig) -> dict[str, bool]:
     """Return for each of VIEW_TABLES whether these settings train it."""
-    maps = {"exposure": config.exposure, "bilateral_grid": config.bilateral_grid}
-    return {"pose": config.pose_opt, **maps, "ppisp": config.ppisp, "ppisp_camera": config.ppisp}
+    maps: dict[str, bool] = {name: getattr(config, name) for name in COLOUR_MAPS}
+    return {"pose": config.pose_opt, **maps, "ppisp_camera": config.ppisp}
 
 
 def _recoloured(image: Tensor, colours: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from splatcli.checkpoint.state import Checkpoint, DatasetInfo
-from splatcli.config import Config, DataConfig, flat_settings, read_settings, resolve, with_settings
+from splatcli.config import COLOUR_MAPS, Config, DataConfig, flat_settings, read_settings, resolve, with_settings
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.native.backend import ISA_VARIABLE, chosen_isa, same_rounding
@@ -182,7 +182,7 @@ def _short(value: str | int | None) -> str:
 _HARMLESS = ("save.", "guard.", "train.eval_every", "data.cache_bytes", "data.points", "memory.offload")
 
 #: Settings that took effect before the first step.
-_FIXED_VIEWS = ("views.pose_opt", "views.exposure", "views.bilateral_grid", "views.ppisp")
+_FIXED_VIEWS = ("views.pose_opt", *(f"views.{name}" for name in COLOUR_MAPS))
 _FIXED = ("model.", "data.", "train.seed", "train.filter_3d", "strategy.name")
 
 #: Settings that a new run decides where they have this value, see planned_config().

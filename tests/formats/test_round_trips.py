@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +86,27 @@ BOUNDS = {
         shN=0.5 * 8 / 256 + 1e-6,
     ),
 }
+
+#: Formats without bounds: one that is only read, a folder and a page of SOGs, and floats in a stage of another library.
+ELSEWHERE = {
+    "ksplat": "formats/test_ksplat.py",
+    "lod": "cli/test_streamed_sog.py",
+    "html": "formats/test_html.py",
+    "usdz": "formats/test_usd.py",
+}
+
+
+def test_every_format_is_tried_and_recognised_and_has_a_row_in_its_page() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+    rows = "".join(re.findall(r"^\| `[^|]*\| (?:both|read)[^|]*\|", page, re.MULTILINE))
+    for known in FORMATS:
+        if known.name == "usd":  # read only, by the reader of usdz
+            continue
+        assert (known.name in BOUNDS) != (known.name in ELSEWHERE), f"{known.name} needs bounds"
+        assert known.read is None or known.recognises or known.names, f"no file is recognised as {known.name}"
+        assert f"`.{known.name}`" in rows or f"`--format {known.name}`" in rows, f"{known.name} has no row"
+    for name in ELSEWHERE.values():
+        assert (Path(__file__).parents[1] / name).is_file()
 
 
 def round_trip(gaussians: Gaussians, name: str, path: Path) -> Gaussians:

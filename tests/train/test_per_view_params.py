@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,19 +14,20 @@ from scipy.spatial.transform import Rotation
 
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.checkpoint.run_dir import RunDir
-from splatcli.config import Config, build_config
+from splatcli.checkpoint.schema import VIEW_TABLES
+from splatcli.config import COLOUR_MAPS, Config, ViewsConfig, build_config
 from splatcli.errors import ModelFileError, SplatError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer import AsyncEngine, NativeEngine, render
 from splatcli.rasterizer.bilateral_grid import identity_grid, variation_gradient
-from splatcli.rasterizer.reference_engine import ReferenceEngine
+from splatcli.rasterizer.reference_engine import ReferenceEngine, recolour_reference
 from splatcli.rasterizer.step_inputs import StepEngine
 from splatcli.render.images import RenderSettings, render_pixels
 from splatcli.scene.camera import Camera, apply_pose_delta
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
 from splatcli.train.events import Evaluated, Probed, Stepped
-from splatcli.train.per_view_params import ViewTable
+from splatcli.train.per_view_params import PerViewParams, ViewTable, trained_tables
 from splatcli.train.start import changed_config
 from splatcli.train.trainer import Trainer
 from tests.kernels.simt import simulated
@@ -284,7 +286,7 @@ def test_a_resumed_run_has_the_same_bits(kind: str, views: dict[str, object], tm
     assert len(got) == (12 if "ppisp" in views else 8)
     for name, tensor in expected.items():
         assert torch.equal(got[name], tensor), name
-    (colours,) = expected.keys() & {"exposure", "bilateral_grid", "ppisp"}
+    (colours,) = expected.keys() & set(COLOUR_MAPS)
     assert int(expected[f"{colours}.steps"].sum()) == 14
     assert int(expected["pose.steps"].sum()) == 12  # none in the first fifth
     assert bool((expected[colours] != expected[colours].roll(1, 0)).any())
@@ -345,9 +347,9 @@ def test_a_run_without_corrections_stores_none_and_cannot_begin_them_later() -> 
         short_config(), made_scene(), run_dir=MemoryRun(), engine=PlainEngine(), renderer=plain_renderer  # type: ignore[arg-type]
     )  # fmt: skip
     assert trainer.state.to_checkpoint().views == {}
-    for assignment in ("views.pose_opt=true", "views.exposure=true", "views.bilateral_grid=true"):
+    for name in ("pose_opt", *COLOUR_MAPS):
         with pytest.raises(UsageError, match="fixed when a run is made"):
-            changed_config(trainer.state.config, assignments=[assignment])
+            changed_config(trainer.state.config, assignments=[f"views.{name}=true"])
 
 
 @pytest.mark.parametrize(
@@ -391,9 +393,40 @@ def test_tables_need_a_row_for_each_training_view_and_must_be_there_to_resume(tm
         Trainer.resume(checkpoint, made_scene(), run_dir=MemoryRun(), engine=PlainEngine(), renderer=plain_renderer)  # type: ignore[arg-type]
 
 
-def test_exposure_and_grid_exclude_each_other() -> None:
-    with pytest.raises(UsageError, match="exclude each other"):
-        build_config({"views.exposure": True, "views.bilateral_grid": True})
+def test_the_maps_of_colours_exclude_each_other() -> None:
+    for one, other in itertools.combinations(COLOUR_MAPS, 2):
+        with pytest.raises(UsageError, match="exposure, bilateral_grid and ppisp exclude each other"):
+            build_config({f"views.{one}": True, f"views.{other}": True})
+
+
+def test_each_switch_of_the_views_is_the_poses_or_a_map_of_colours_and_has_tables_in_checkpoints() -> None:
+    switches = {name for name, field in ViewsConfig.model_fields.items() if field.annotation is bool}
+    assert switches == {"pose_opt", *COLOUR_MAPS}
+    assert not ViewsConfig().trained
+    assert trained_tables(ViewsConfig()) == dict.fromkeys(VIEW_TABLES, False)
+    for name in switches:
+        views = ViewsConfig.model_validate({name: True})
+        assert views.trained
+        assert views.colour_map == (name if name in COLOUR_MAPS else None)
+        assert any(trained_tables(views).values()), name
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("name", COLOUR_MAPS)
+def test_a_map_of_colours_begins_with_those_that_are_rendered_and_is_that_of_the_reference(name: str) -> None:
+    params = PerViewParams.new(ViewsConfig.model_validate({name: True}), around(2, SIZE))
+    image = torch.rand(9, 13, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    torch.testing.assert_close(params.recolour(1, image), image, rtol=0, atol=1e-5)
+    generator = torch.Generator().manual_seed(5)
+    for key, tensor in params.stored().items():
+        if key in VIEW_TABLES:
+            tensor += 0.1 * torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype)
+    colours = params.of(1, around(2, SIZE)[1], build_config({f"views.{name}": True}), 1.0, 1, torch.device("cpu"))
+    assert colours is not None
+    assert colours.colours is not None
+    expected = recolour_reference(image, colours.colours.double())
+    assert float((expected - image).abs().max()) > 0.01
+    torch.testing.assert_close(params.recolour(1, image), expected, rtol=0, atol=1e-4)
 
 
 def test_a_grid_s_variation_has_the_gradient_of_autograd() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -10,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from splatcli.config import Schedule, StrategyConfig, build_config
+from splatcli.config import Schedule, StrategyConfig, build_config, setting_fields, setting_flags
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.step_inputs import DensifyStats
-from splatcli.train.densify import AdcStrategy, Refinement, apply_refinement, make_strategy
+from splatcli.train.densify import STRATEGIES, AdcStrategy, Refinement, apply_refinement, make_strategy
 from splatcli.train.densify.default import revised_opacities
 from tests.train.worlds import random_adam, random_gaussians
 
@@ -48,6 +49,13 @@ def refine(rows: list[tuple[float, float, float]], step: int = 600, **config: An
 
 def counts(refinement: Refinement) -> tuple[int, int, int]:
     return refinement.cloned, refinement.split, refinement.pruned
+
+
+def test_help_and_settings_name_every_strategy() -> None:
+    (flag,) = setting_flags()["strategy.name"]
+    for text in (flag.help, setting_fields()["strategy.name"].description):
+        named = re.findall(r"\w+", text or "")
+        assert [name for name in STRATEGIES if name not in named] == []
 
 
 def test_the_reference_schedule_refines_and_resets_at_the_field_s_steps() -> None:
