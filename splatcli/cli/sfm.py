@@ -270,7 +270,8 @@ def _solve(
     out: Output,
     keep_failed: bool = True,
 ) -> SfmResult:
-    from splatcli.sfm.run import doubts, gpu_wanted, lines, notes, run_sfm
+    from splatcli.sfm.report import doubts, lines, notes
+    from splatcli.sfm.run import gpu_wanted, run_sfm
 
     gpu = gpu_wanted(device)
     with _PhaseProgress(out) as progress:

@@ -19,7 +19,7 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.control_points import ControlPoints, _fit, _same_image, nearest_to_rays, read_control_points
 from splatcli.scene.geodesy import to_enu
 from splatcli.scene.georeference import FILE
-from splatcli.sfm.worker import centers_of
+from splatcli.sfm.mapping import centers_of
 from tests.sfm import corner
 from tests.sfm.test_georeference import places_of, true_centers
 

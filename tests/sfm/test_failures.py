@@ -15,11 +15,11 @@ import pytest
 from PIL import Image
 
 from splatcli.errors import OutputError, ResourceError, SceneError
-from splatcli.sfm import features, run
+from splatcli.sfm import features, process
 from splatcli.sfm.images import SfmInput, find_input, readable
+from splatcli.sfm.job import Job
 from splatcli.sfm.options import SfmOptions
-from splatcli.sfm.run import crashed, run_worker
-from splatcli.sfm.worker import Job
+from splatcli.sfm.process import crashed, run_worker
 from tests.scene import made
 from tests.sfm import corner
 from tests.sfm.conftest import find_cameras_of, write_noise
@@ -154,7 +154,7 @@ def test_a_crash_on_a_full_disk_is_not_blamed_on_memory(
     images: Path, tmp_path: Path, worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker("cat > /dev/null; kill -ABRT $$")
-    monkeypatch.setattr(run, "free_bytes", lambda folder: 4096)
+    monkeypatch.setattr(process, "free_bytes", lambda folder: 4096)
     with pytest.raises(OutputError, match="the disk became full"):
         find_cameras_of(images, place=tmp_path / "scene")
 

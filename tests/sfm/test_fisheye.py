@@ -14,9 +14,10 @@ from splatcli.cli.commands import run
 from splatcli.config import DataConfig
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.read import read_scene
-from splatcli.sfm import worker
+from splatcli.sfm import job
 from splatcli.sfm.fisheye import compared, wide_cameras, with_fisheyes
 from splatcli.sfm.images import SfmInput
+from splatcli.sfm.job import Job, Mapped
 from splatcli.sfm.options import SfmOptions
 from tests.sfm import corner
 from tests.sfm.lenses import reconstruct
@@ -91,11 +92,11 @@ def test_fisheyes_are_tried_for_lacking_images_and_for_the_lens(
     database = tmp_path / "database.db"
     with pycolmap.Database.open(database) as store:
         store.write_camera(pycolmap.Camera.create_from_model_name(0, "SIMPLE_RADIAL", 500.0, 640, 480))
-    monkeypatch.setattr(worker, "run_mapper", lambda database, folder, **_: folder.mkdir() or [])
-    job = worker.Job(SfmInput(tmp_path), SfmOptions(), tmp_path, threads=1, gpu=False, tell=lambda *_: None)
-    mapped = worker.Mapped(database, [], [], [], 0, [])
+    monkeypatch.setattr(job, "run_mapper", lambda database, folder, **_: folder.mkdir() or [])
+    fisheye_job = Job(SfmInput(tmp_path), SfmOptions(), tmp_path, threads=1, gpu=False, tell=lambda *_: None)
+    mapped = Mapped(database, [], [], [], 0, [])
     for cameras in (None, {1}):
-        assert job._map_fisheyes(mapped, cameras).database == tmp_path / "database-fisheye.db"
+        assert fisheye_job._map_fisheyes(mapped, cameras).database == tmp_path / "database-fisheye.db"
 
 
 def report(*, error: float, fisheye: float, model: str = "SIMPLE_RADIAL") -> dict[str, object]:

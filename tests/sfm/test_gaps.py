@@ -15,9 +15,10 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.georeference import similarity_of
 from splatcli.sfm.gaps import find_gaps, stretches_in
 from splatcli.sfm.images import find_input
+from splatcli.sfm.job import Job
+from splatcli.sfm.mapping import centers_of
 from splatcli.sfm.options import SfmOptions
-from splatcli.sfm.run import lines
-from splatcli.sfm.worker import Job, centers_of
+from splatcli.sfm.report import lines
 from tests.sfm import corner
 
 #: The pose of each frame: slow, 60 degrees within six frames, slow. Of any three frames one is chosen.

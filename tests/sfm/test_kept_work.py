@@ -15,8 +15,8 @@ import pytest
 from splatcli.errors import SceneError
 from splatcli.sfm import features
 from splatcli.sfm.images import find_input
+from splatcli.sfm.job import Job
 from splatcli.sfm.options import SfmOptions
-from splatcli.sfm.worker import Job
 from tests.sfm.conftest import NUM_IMAGES, find_cameras_of, write_noise
 
 

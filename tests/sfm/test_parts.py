@@ -13,11 +13,11 @@ from splatcli.scene.decode import Header
 from splatcli.sfm import video
 from splatcli.sfm.features import first_guess, focal_share, lens_key
 from splatcli.sfm.images import find_input, orientation_of
+from splatcli.sfm.mapping import largest_first
 from splatcli.sfm.matching import EXHAUSTIVE_UP_TO, OVERLAP, alike, choose_pairs, how_to_match, pairs_to_retry
 from splatcli.sfm.options import MODELS, SfmOptions
-from splatcli.sfm.run import doubts, lines
+from splatcli.sfm.report import doubts, lines
 from splatcli.sfm.video import sharpest, sharpness
-from splatcli.sfm.worker import largest_first
 from tests.sfm import corner
 from tests.sfm.conftest import write_noise
 

@@ -14,9 +14,9 @@ from splatcli.scene.georeference import similarity_of
 from splatcli.sfm import matching
 from splatcli.sfm.features import SfmImage, extract
 from splatcli.sfm.images import find_input, readable
+from splatcli.sfm.mapping import centers_of
 from splatcli.sfm.options import SfmOptions
-from splatcli.sfm.run import lines
-from splatcli.sfm.worker import centers_of
+from splatcli.sfm.report import lines
 from tests.sfm import corner
 from tests.sfm.conftest import find_cameras_of, write_noise
 

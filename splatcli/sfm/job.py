@@ -1,0 +1,589 @@
+"""Job: one reconstruction from images to a model on disk, step by step, in the worker process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from splatcli.checkpoint.atomic import sync
+from splatcli.errors import OutputError, SceneError, SplatError, UsageError
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.colmap import check_written
+from splatcli.scene.decode import Header
+from splatcli.scene.images import max_pixels
+from splatcli.sfm.align import Alignment
+from splatcli.sfm.features import SfmImage, Stored, extract
+from splatcli.sfm.fisheye import compared, wide_cameras, with_fisheyes
+from splatcli.sfm.gaps import find_gaps, stretches_in
+from splatcli.sfm.images import SfmInput, readable
+from splatcli.sfm.lens import choose_lenses, own_lenses
+from splatcli.sfm.mapping import centers_of, name_and_colour, rig_cameras, run_global_mapper, run_mapper
+from splatcli.sfm.matching import Pair, choose_pairs, how_to_match, match, match_again, pairs_to_retry
+from splatcli.sfm.options import (
+    AUTO,
+    COLOURS,
+    FISHEYE,
+    LOCK,
+    MIN_IMAGES,
+    STATIONARY,
+    VIDEO_FRAMES,
+    Matching,
+    SfmOptions,
+    Tell,
+    is_fisheye_model,
+)
+from splatcli.sfm.panorama import face_camera, is_panorama, write_faces, write_masks
+from splatcli.sfm.report import model_facts, versions
+from splatcli.sfm.static_masks import write_static_masks
+from splatcli.sfm.stationary import Places, boxes_of, drop_stationary, find_stationary
+from splatcli.sfm.triangulate import hold_lenses, pairs_by_pose, triangulate
+from splatcli.sfm.video import sharpest, sharpness, write_frames, write_more_frames
+
+#: Share of the images that may lack in a model without a try of fisheyes, and that these must register more.
+_FEW_LACKING = 0.1
+_OVERLAP = "images have to overlap by two thirds, be sharp, and show things with texture that stand still"
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """Images in a database, and the models that their matches give.
+
+    keys: the names of ``stored`` in the database. pairs: what was matched, indices into ``stored``. verified: how many
+    of the pairs hold. models: the largest first.
+    """
+
+    database: Path
+    stored: list[Stored]
+    keys: list[str]
+    pairs: list[Pair]
+    verified: int
+    models: list[pycolmap.Reconstruction]
+
+    def name_of(self, number: int) -> str:
+        """Return the name of the image that has a number in the database."""
+        return next(item.image.name for item in self.stored if item.number == number)
+
+
+class Job:
+    """One reconstruction, step by step."""
+
+    def __init__(
+        self, footage: SfmInput, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, tell: Tell
+    ) -> None:
+        """Set up a Job. folder: exists; receives images/, sparse/0/ and, in work/, what is thrown away.
+
+        What a Job of the same images and options left in work/ is used, everything else there is removed.
+        """
+        self.footage = footage
+        self.options = options
+        self.folder = folder
+        self.threads = threads
+        self.gpu = gpu
+        self.seconds: dict[str, float] = {}
+        self.unreadable: dict[str, str] = {}
+        self.panoramas: list[str] = []
+        self._tell = tell
+        self._since = time.monotonic()
+
+    def run(self) -> dict[str, Any]:
+        """Run all steps; return the facts of the report. Raises SplatError."""
+        pycolmap.set_random_seed(self.options.seed)
+        work = self.folder / "work"
+        work.mkdir(exist_ok=True)
+        frames = self._known_frames()
+        remove_unfinished(self.folder, keep_images=frames is not None)
+        (self.folder / "images").mkdir(exist_ok=True)
+        images = self._images(frames)
+        database = work / "database.db"
+        stored, bad = extract(
+            database, images, self.options, threads=self.threads, gpu=self.gpu, progress=self._phase("features")
+        )
+        self._leave_out(bad)
+        self._check_count([item.image.name for item in stored])
+        keys = keys_of(stored, images)
+        places, stationary = self._find_stationary(database, stored)
+        stored = drop_stationary(database, stored, keys, places, self.options.max_image_size)
+        how, pairs = self._choose_pairs(stored)
+        if self.options.cameras is not None:
+            hold_lenses(database, stored, self.options.cameras)
+        verified = self._match("matching", database, keys, pairs)
+        mapped, added, retried = self._models(Mapped(database, stored, keys, pairs, verified, []), images, places)
+        stored = self._keep_used(mapped.stored, images, mapped.models)
+        names = sorted(item.image.name for item in stored)
+        if added is not None:
+            added["kept"] = len(stored) - added["of"]
+        if not mapped.verified and not (retried and retried["verified_pairs"]):
+            raise SceneError(
+                f"no two of the {len(names)} images show the same thing from different places",
+                where=self.footage.path,
+                remedy=_OVERLAP + ("; masks may hide too much: --masks none" if self.footage.masks else ""),
+            )
+        self._check_models(mapped.models, names)
+        models = mapped.models
+        lenses: list[dict[str, Any]] = []
+        zoomed: list[dict[str, Any]] = []
+        if self.options.camera_model == AUTO and self.options.cameras is None:
+            models, lenses, zoomed = self._choose_lenses(mapped)
+        aligned = self._finish(models, stored)
+        masks, made = sum(image.mask is not None for image in images), 0
+        if places and not masks and not self.panoramas and self.footage.static_masks:
+            made = self._write_static_masks([item.image for item in stored], places)
+        return {
+            **model_facts(models[0], names),
+            "lenses": lenses,
+            "zoomed": zoomed,
+            "georeference": aligned,
+            "other_models": [other.num_reg_images() for other in models[1:]],
+            "other_images": [sorted(centers_of(other)) for other in models[1:]],
+            "cameras_held": self.options.cameras is not None,
+            "matching": how,
+            "pairs": len(mapped.pairs),
+            "verified_pairs": mapped.verified,
+            "added_frames": added,
+            "retried": retried,
+            "unreadable": self.unreadable,
+            "stationary": stationary,
+            "panoramas": self.panoramas,
+            "masks": masks or made,
+            "static_masks": made > 0,
+            "seconds": {phase: round(spent, 2) for phase, spent in self.seconds.items()},
+            "threads": self.threads,
+            "gpu": self.gpu,
+            "versions": versions(),
+        }
+
+    def _how_to_match(self, count: int) -> Matching:
+        """Return how images are chosen for matching, ``count`` of them, where no poses are known."""
+        return how_to_match(self.options.matching, count, video=self.footage.is_video)
+
+    def _choose_pairs(self, stored: list[Stored]) -> tuple[str, list[Pair]]:
+        """Return by what the images to match were chosen, for the report, and the pairs of them."""
+        cameras, how = self.options.cameras, self._how_to_match(len(stored))
+        by_pose = cameras is not None and self.options.matching == "auto"
+        if cameras is not None and by_pose:
+            pairs = pairs_by_pose([cameras[item.image.name] for item in stored])
+        else:
+            pairs = choose_pairs(how, [item.sample for item in stored], self.options.seed)
+        # The faces of a panorama are at one place, and known to each other.
+        source = sources(stored)
+        pairs = [(i, j) for i, j in pairs if source[i] is None or source[i] != source[j]]
+        return "poses" if by_pose else how, pairs
+
+    def _models(
+        self, matched: Mapped, images: list[SfmImage], places: Places
+    ) -> tuple[Mapped, dict[str, Any] | None, dict[str, Any] | None]:
+        """Map what is matched, with the tries that may register more, or triangulate it where cameras are known.
+
+        Returns the models with what they were made of, and the facts of _fill_gaps() and _retry().
+        """
+        database, stored = matched.database, matched.stored
+        folder = self.folder / "work" / "models"
+        if self.options.cameras is not None:
+            model = triangulate(
+                database,
+                folder,
+                stored,
+                matched.keys,
+                self.options.cameras,
+                seed=self.options.seed,
+                threads=self.threads,
+                progress=self._phase("triangulation"),
+            )
+            return replace(matched, models=[model]), None, None
+        mapped, added = replace(matched, models=self._map("mapping", database, folder, len(stored))), None
+        if self.footage.is_video:
+            mapped, added = self._fill_gaps(mapped, images, self._how_to_match(len(stored)), places)
+        mapped, retried = self._retry(mapped)
+        return self._try_fisheyes(mapped), added, retried
+
+    def _finish(self, models: list[pycolmap.Reconstruction], stored: list[Stored]) -> dict[str, Any]:
+        """Name and colour what is in the models, align the largest, and write all; return what the alignment did."""
+        for model in models:
+            name_and_colour(
+                model,
+                {item.number: item.image.name for item in stored},
+                {item.number: item.colours for item in stored},
+            )
+        aligned = Alignment(self.footage, self.options, self.folder, self.panoramas).apply(models[0])
+        for number, model in enumerate(models):
+            self._write(model, number)
+        return aligned
+
+    def _map(self, phase: str, database: Path, folder: Path, total: int) -> list[pycolmap.Reconstruction]:
+        seed, progress = self.options.seed, self._phase(phase)
+        if is_fisheye_model(self.options.mapped_model):
+            database = with_fisheyes(database, self.options.mapped_model)
+        if self.options.mapper == "global":
+            return run_global_mapper(
+                database, folder, seed=seed, threads=self.threads, gpu=self.gpu, total=total, progress=progress
+            )
+        return run_mapper(database, folder, seed=seed, threads=self.threads, total=total, progress=progress)
+
+    def _try_fisheyes(self, mapped: Mapped) -> Mapped:
+        """Map anew with fisheyes where many images are not registered; return what is used, the larger model."""
+        registered = mapped.models[0].num_reg_images() if mapped.models else 0
+        lacking = len(mapped.stored) - registered
+        if not self._may_be_fisheye(mapped.database) or lacking <= _FEW_LACKING * len(mapped.stored):
+            return mapped
+        found = self._map_fisheyes(mapped, None)
+        enough = registered + _FEW_LACKING * len(mapped.stored)
+        return found if found.models and found.models[0].num_reg_images() > enough else mapped
+
+    def _choose_lenses(
+        self, mapped: Mapped
+    ) -> tuple[list[pycolmap.Reconstruction], list[dict[str, Any]], list[dict[str, Any]]]:
+        """Choose the lens of each camera of the largest model; return the models with it, and two reports.
+
+        The second is of cameras that were zoomed, each of whose images has a lens of its own.
+        """
+        models, constant = mapped.models, rig_cameras(mapped.database)
+        kind = {"seed": self.options.seed, "threads": self.threads}
+        as_mapped = models[0]
+        models[0], lenses = choose_lenses(models[0], constant=constant, progress=self._phase("lens"), **kind)
+        mapped_so = any(is_fisheye_model(fact["start"]) for fact in lenses)
+        wide = wide_cameras(models[0], lenses)
+        if not wide and not mapped_so and not constant and self.options.camera_per != "image":
+            own = own_lenses(as_mapped, lenses, constant=constant, **kind)
+            if own is not None:
+                zoomed = {fact["camera"] for fact in own[1]}
+                return [own[0], *models[1:]], [fact for fact in lenses if fact["camera"] not in zoomed], own[1]
+        if not wide or mapped_so or not self._may_be_fisheye(mapped.database):
+            return models, lenses, []
+        again = self._map_fisheyes(mapped, wide).models
+        report = compared(again[0], models[0], lenses, wide, constant=constant, **kind) if again else None
+        return (models, lenses, []) if report is None else (again, report, [])
+
+    def _may_be_fisheye(self, database: Path) -> bool:
+        """Return whether fisheyes are tried: the lens is not given, and the mapper can hold the faces of panoramas."""
+        options = self.options
+        return options.camera_model == AUTO and options.mapper == "incremental" and not rig_cameras(database)
+
+    def _map_fisheyes(self, mapped: Mapped, cameras: set[int] | None) -> Mapped:
+        """Map anew with fisheyes in place of ``cameras``, None: of all. What an earlier try wrote is replaced."""
+        database = with_fisheyes(mapped.database, FISHEYE, cameras)
+        folder = database.with_name(f"{database.stem}-models")
+        shutil.rmtree(folder, ignore_errors=True)
+        models = self._map("mapping as fisheye", database, folder, len(mapped.stored))
+        return replace(mapped, database=database, models=models)
+
+    def _match(self, phase: str, database: Path, keys: list[str], pairs: list[Pair]) -> int:
+        seed, progress = self.options.seed, self._phase(phase)
+        return match(database, keys, pairs, seed=seed, threads=self.threads, gpu=self.gpu, progress=progress)
+
+    def _find_stationary(self, database: Path, stored: list[Stored]) -> tuple[Places, list[dict[str, Any]]]:
+        """Return the places of features that do not move, and their facts; those that an earlier Job found."""
+        file = self.folder / "work" / STATIONARY
+        try:
+            facts: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = find_stationary(database, stored, self.options.max_image_size)
+            facts = [
+                {
+                    "width": size[0],
+                    "height": size[1],
+                    "images": sum((item.image.width, item.image.height) == size for item in stored),
+                    "boxes": boxes_of(places, size),
+                    "places": places.round(2).tolist(),
+                }
+                for size, places in found.items()
+            ]
+            file.write_text(json.dumps(facts), encoding="utf-8")
+        known = {(fact["width"], fact["height"]): np.array(fact["places"], np.float32) for fact in facts}
+        return known, [{**fact, "places": len(fact["places"])} for fact in facts]
+
+    def _write_static_masks(self, images: list[SfmImage], places: Places) -> int:
+        """Write masks/ of what stands still in the images, which lie in images/ now; return how many."""
+        there = [replace(image, path=self.folder / "images" / image.name) for image in images]
+        return write_static_masks(there, places, self.folder / "masks", self._phase("masks"), self.threads)
+
+    def _fill_gaps(
+        self, first: Mapped, images: list[SfmImage], how: Matching, places: Places
+    ) -> tuple[Mapped, dict[str, Any] | None]:
+        """Add frames of the video between neighbours that no model has both of, and map anew.
+
+        images: the frames that were chosen at first. places: around which features are dropped.
+        Returns what is to be used, ``first`` unless the largest model registers more of these now, and the facts of the
+        try, or None without gaps. All that is written lies in work/gaps/: what is kept of ``first`` stays valid.
+        """
+        models = [{first.name_of(number) for number in model.reg_image_ids()} for model in first.models]
+        gaps = find_gaps([image.name for image in images], models)
+        stretches = stretches_in(gaps, len(images))
+        if not stretches:
+            return first, None
+        folder = self.folder / "work" / "gaps"
+        folder.mkdir()
+        names = write_more_frames(self.footage.path, folder, stretches, self._phase("more frames"))
+        headers, _ = readable(SfmInput(folder, tuple(names)), max_pixels(None))
+        more = [SfmImage.of(name, folder, header) for name, header in headers.items()]
+        database = folder / "database.db"
+        shutil.copyfile(first.database, database)
+        shutil.copytree(first.database.with_name(COLOURS), database.with_name(COLOURS))
+        # The database names images by their place in this list, so new ones are at its end.
+        everything = [*images, *more]
+        progress = self._phase("more features")
+        stored, _ = extract(database, everything, self.options, threads=self.threads, gpu=self.gpu, progress=progress)
+        keys = keys_of(stored, everything)
+        stored = drop_stationary(database, stored, keys, places, self.options.max_image_size)
+        order = sorted(range(len(stored)), key=lambda index: stored[index].image.name)
+        wanted = choose_pairs(how, [stored[index].sample for index in order], self.options.seed)
+        pairs = [(min(order[i], order[j]), max(order[i], order[j])) for i, j in wanted]
+        new = sorted(pair for pair in pairs if pair[1] >= len(first.stored))
+        verified = self._match("more matching", database, keys, new)
+        found = self._map("more mapping", database, folder / "models", len(stored))
+        chosen = {item.number for item in first.stored}
+        before, after = (len(chosen & set(each[0].reg_image_ids())) if each else 0 for each in (first.models, found))
+        facts = {"gaps": len(gaps), "frames": len(more), "before": before, "after": after, "of": len(chosen)}
+        if after <= before:
+            return first, facts
+        return Mapped(database, stored, keys, [*first.pairs, *new], verified, found), facts
+
+    def _keep_used(
+        self, stored: list[Stored], images: list[SfmImage], models: list[pycolmap.Reconstruction]
+    ) -> list[Stored]:
+        """Leave out frames that were added to ``images`` and are in none of the models; move the others to images/."""
+        used = {number for model in models for number in model.reg_image_ids()}
+        chosen = {image.name for image in images}
+        kept = [item for item in stored if item.image.name in chosen or item.number in used]
+        for item in kept:
+            if item.image.name not in chosen:
+                item.image.path.rename(self.folder / "images" / item.image.name)
+        return kept
+
+    def _retry(self, mapped: Mapped) -> tuple[Mapped, dict[str, Any] | None]:
+        """Match the images that the largest model lacks again, loosely and with all others, and map anew.
+
+        Returns what is to be used, ``mapped`` unless the largest model registers more images now, and the facts of the
+        try, or None if no image is lacking.
+        """
+        models, stored, keys, pairs = mapped.models, mapped.stored, mapped.keys, mapped.pairs
+        registered = set(models[0].reg_image_ids()) if models else set()
+        lacking = {index for index, item in enumerate(stored) if item.number not in registered}
+        if not lacking:
+            return mapped, None
+        work = self.folder / "work"
+        shutil.copyfile(mapped.database, work / "retry.db")
+        again = partial(
+            match_again,
+            mapped.database,
+            work / "retry.db",
+            keys,
+            seed=self.options.seed,
+            threads=self.threads,
+            gpu=self.gpu,
+            progress=self._phase("matching again"),
+        )
+        held = again(pairs_to_retry(pairs, lacking, sources(stored)))
+        # A registered image that holds with a lacking one needs more points for it: those it shares with others.
+        beside = {index for pair in held for index in pair} - lacking
+        again([(i, j) for i, j in pairs if (i in beside or j in beside) and not {i, j} & lacking])
+        found = self._map("mapping again", work / "retry.db", work / "models-again", len(stored)) if held else []
+        count = found[0].num_reg_images() if found else 0
+        facts = {"images": len(lacking), "verified_pairs": len(held), "before": len(registered), "after": count}
+        if count > len(registered):
+            mapped = replace(mapped, database=work / "retry.db", models=found)
+        return mapped, facts
+
+    def _phase(self, name: str) -> Callable[[int, int], None]:
+        """End the phase before; return the progress callback of the new one. A phase lasts until its last call."""
+        self._since = time.monotonic()
+
+        def progress(done: int, total: int) -> None:
+            self.seconds[name] = time.monotonic() - self._since
+            self._tell(name, done, total)
+
+        return progress
+
+    @property
+    def _frame_list(self) -> Path:
+        return self.folder / "work" / "frames.json"
+
+    def _known_frames(self) -> list[str] | None:
+        """Return the frames of the video that an earlier Job wrote, if it wrote all."""
+        try:
+            names: list[str] = json.loads(self._frame_list.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return names if all((self.folder / "images" / name).is_file() for name in names) else None
+
+    def _images(self, frames: list[str] | None) -> list[SfmImage]:
+        """Return the images to work on, in name order; they lie in, or are linked from, images/ then.
+
+        frames: those of a video that are there already.
+        """
+        footage = self.footage
+        if footage.is_video:
+            count = self.options.frames or VIDEO_FRAMES
+            names = frames or write_frames(footage.path, self.folder / "images", count, self._phase("frames"))
+            self._frame_list.write_text(json.dumps(names), encoding="utf-8")
+            for path in (self.folder / "images").iterdir():
+                if path.name not in names:
+                    path.unlink()  # a Job that was stopped had added it
+            footage = SfmInput(self.folder / "images", tuple(names))
+            self._check_count(names)
+        headers, bad = readable(footage, max_pixels(None))
+        cameras = self.options.cameras
+        if cameras is not None:
+            headers = {name: header for name, header in headers.items() if name in cameras}
+        panoramas = [] if self.footage.is_video or cameras is not None else self._panoramas(footage, headers, bad)
+        self._leave_out(bad)
+        images = [SfmImage.of(name, footage.path, header, footage.mask(name)) for name, header in headers.items()]
+        if self.options.frames is not None and self.options.frames < len(images):
+            images = self._sharpest(images, self.options.frames)
+        self._check_count([image.name for image in [*images, *panoramas]])
+        if not self.footage.is_video:
+            for image in images:
+                link(image.path, self.folder / "images" / image.name)
+                if image.mask is not None:
+                    link(image.mask, self.folder / "masks" / footage.masks[image.name])
+        return sorted([*images, *panoramas], key=lambda image: image.name)
+
+    def _panoramas(self, footage: SfmInput, headers: dict[str, Header], bad: dict[str, SplatError]) -> list[SfmImage]:
+        """Write the faces of panoramas and return them; take the panoramas out of ``headers``."""
+        faces: list[SfmImage] = []
+        for name, header in list(headers.items()):
+            path = footage.path / name
+            try:
+                if not is_panorama(path, header):
+                    continue
+                if self.options.mapper == "global":
+                    raise UsageError(
+                        f"{name} is a panorama, which needs the incremental mapper",
+                        where="--mapper",
+                        remedy="leave out --mapper global, or the panorama",
+                    )
+                written = write_faces(path, self.folder / "images" / name)
+                mask = footage.mask(name)
+                place = self.folder / "masks" / name
+                masks = [] if mask is None else write_masks(mask, header.width, header.height, place)
+            except SceneError as problem:
+                bad[name] = problem
+                del headers[name]
+                continue
+            del headers[name]
+            self.panoramas.append(name)
+            lens = face_camera(header.width)
+            size = int(lens.width), int(lens.height)
+            for i, file in enumerate(written):
+                of = (name, header.width, i)
+                mask_of = masks[i] if masks else None
+                faces.append(SfmImage(f"{name}/{file.name}", file, 1, *size, mask_of, 1, of))
+        return faces
+
+    def _sharpest(self, images: list[SfmImage], count: int) -> list[SfmImage]:
+        from splatcli.scene.decode import decode_rgb
+
+        progress = self._phase("frames")
+
+        def score(index: int, image: SfmImage) -> float:
+            progress(index + 1, len(images))
+            try:
+                return sharpness(decode_rgb(image.path, (0, 0, 0)))
+            except SplatError:
+                return 0.0  # is reported when features are looked for, if nothing better is near it
+
+        return list(sharpest(((p, score(i, p)) for i, p in enumerate(images)), len(images), count))
+
+    def _leave_out(self, bad: dict[str, SplatError]) -> None:
+        self.unreadable.update({name: problem.what for name, problem in bad.items()})
+
+    def _check_count(self, names: list[str]) -> None:
+        if len(names) >= MIN_IMAGES:
+            return
+        kind = "frames" if self.footage.is_video else "images"
+        first = next(iter(self.unreadable.items()), None)
+        others = "" if first is None else f"; {len(self.unreadable)} cannot be read, {first[0]}: {first[1]}"
+        total = len(names) + len(self.unreadable)
+        have = f"only {len(names)} of {total}" if names else f"none of the {total}"
+        raise SceneError(
+            f"{have} {kind} can be used, at least {MIN_IMAGES} are needed{others}",
+            where=self.footage.path,
+            remedy="add images that can be read" if kind == "images" else "use a longer video",
+        )
+
+    def _check_models(self, models: list[pycolmap.Reconstruction], names: list[str]) -> None:
+        registered = models[0].num_reg_images() if models else 0
+        if registered >= MIN_IMAGES:
+            return
+        raise SceneError(
+            f"only {registered} of {len(names)} images could be placed, at least {MIN_IMAGES} are needed"
+            if registered
+            else f"none of the {len(names)} images could be placed: no pair of them shows enough depth to begin with",
+            where=self.footage.path,
+            remedy=f"{_OVERLAP}; step sideways between images instead of turning on the spot",
+        )
+
+    def _write(self, model: pycolmap.Reconstruction, number: int) -> None:
+        """Write a model. Raise OutputError where the disk does not hold all of it, which pycolmap does not notice."""
+        sparse = self.folder / "sparse" / str(number)
+        sparse.mkdir(parents=True)
+        model.write_binary(sparse)
+        try:
+            for file in sparse.iterdir():
+                sync(file)
+            check_written(sparse)
+        except SceneError as problem:
+            raise OutputError(
+                f"the model could not be written (disk full?): {Path(str(problem.where)).name} {problem.what}",
+                where=self.folder,
+                remedy="free some space, or choose another place with -o",
+            ) from None
+
+
+def sources(stored: list[Stored]) -> list[str | None]:
+    """Return for each image the panorama that it is a face of, or None."""
+    return [None if item.image.panorama is None else item.image.panorama[0] for item in stored]
+
+
+def keys_of(stored: list[Stored], images: list[SfmImage]) -> list[str]:
+    """Return the names in the database: the places in ``images``, whose own names are distinct."""
+    places = {image.name: str(place) for place, image in enumerate(images)}
+    return [places[item.image.name] for item in stored]
+
+
+def remove_unfinished(folder: Path, *, keep_images: bool) -> None:
+    """Remove from a Job's folder all that a later one makes anew: not features and matches, nor images if kept."""
+    kept = {
+        folder / "key.json",
+        folder / "log",
+        folder / LOCK,
+        folder / "work",
+        *([folder / "images"] if keep_images else []),
+    }
+    stored = (
+        "database.db",
+        "database.db-journal",
+        "database.db-wal",
+        "database.db-shm",
+        COLOURS,
+        "frames.json",
+        STATIONARY,
+    )
+    for path in [*folder.iterdir(), *(folder / "work").iterdir()]:
+        if path in kept or (path.parent.name == "work" and path.name in stored):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def link(image: Path, place: Path) -> None:
+    """Give an image a second name, which takes no room and survives a move of either folder; else a symbolic link.
+
+    A second name is not possible on another file system, and on some systems for files of somebody else.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    real = image.resolve()
+    try:
+        os.link(real, place)
+    except OSError:
+        place.symlink_to(real)

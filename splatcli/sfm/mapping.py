@@ -1,0 +1,116 @@
+"""Models from a database of matches, by pycolmap's mappers, and what is read of and written into one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.sfm.options import MIN_IMAGES
+
+
+def run_mapper(
+    database: Path, folder: Path, *, seed: int, threads: int, total: int, progress: Callable[[int, int], None]
+) -> list[pycolmap.Reconstruction]:
+    """Return the models that the matches give, those with most images first; they need not be of one piece.
+
+    folder: where pycolmap may write. progress: hears images registered in the model that is being built, and ``total``.
+    """
+    options = pycolmap.IncrementalPipelineOptions()
+    options.random_seed = seed
+    options.num_threads = threads
+    options.min_model_size = MIN_IMAGES
+    rigged = rig_cameras(database)
+    if rigged:
+        options.constant_cameras = rigged
+        options.ba_refine_sensor_from_rig = False
+    options.extract_colors = False  # pycolmap would decode the images again, and not in every format
+    registered = 0
+
+    def start() -> None:
+        nonlocal registered
+        registered = 2
+        progress(registered, total)
+
+    def go_on() -> None:
+        nonlocal registered
+        registered = min(registered + 1, total)
+        progress(registered, total)
+
+    folder.mkdir()
+    models = pycolmap.incremental_mapping(
+        database, folder, folder, options, initial_image_pair_callback=start, next_image_callback=go_on
+    )
+    return largest_first(models)
+
+
+def run_global_mapper(
+    database: Path,
+    folder: Path,
+    *,
+    seed: int,
+    threads: int,
+    gpu: bool,
+    total: int,
+    progress: Callable[[int, int], None],
+) -> list[pycolmap.Reconstruction]:
+    """Return the models that the matches give by pycolmap's global mapper (GLOMAP), as run_mapper().
+
+    Focal lengths without EXIF are calibrated from the pairs first, in the database. progress: hears the end only.
+    It adjusts the lens of every camera, so images that are faces of panoramas are not for it.
+    """
+    progress(0, total)
+    calibration = pycolmap.ViewGraphCalibrationOptions()
+    calibration.random_seed = seed
+    pycolmap.calibrate_view_graph(database, calibration)
+    options = pycolmap.GlobalPipelineOptions()
+    options.min_model_size = MIN_IMAGES
+    for each in (options, options.mapper):
+        each.random_seed, each.num_threads = seed, threads
+    options.mapper.global_positioning.use_gpu = options.mapper.bundle_adjustment.ceres.use_gpu = gpu
+    folder.mkdir()
+    models = pycolmap.global_mapping(database, folder, folder, options)
+    progress(total, total)
+    return largest_first(models)
+
+
+def largest_first(models: Mapping[int, pycolmap.Reconstruction]) -> list[pycolmap.Reconstruction]:
+    """Return the models without those whose images larger ones have too: mappers may try the same images twice."""
+    kept: list[pycolmap.Reconstruction] = []
+    known: set[int] = set()
+    for model in sorted(models.values(), key=lambda model: (-model.num_reg_images(), -model.num_points3D())):
+        images = set(model.reg_image_ids())
+        if images - known:
+            kept.append(model)
+            known |= images
+    return kept
+
+
+def rig_cameras(database: Path) -> set[int]:
+    """Return the cameras of rigs of several, the faces of panoramas, whose lens is exact."""
+    with pycolmap.Database.open(database) as store:
+        rigs = [rig for rig in store.read_all_rigs() if rig.num_sensors() > 1]
+        return {int(sensor.id) for rig in rigs for sensor in [rig.ref_sensor_id, *rig.non_ref_sensors]}
+
+
+def name_and_colour(
+    model: pycolmap.Reconstruction, names: Mapping[int, str], colours: Mapping[int, NDArray[np.uint8]]
+) -> None:
+    """Give images their names, and each point the mean colour of its observations.
+
+    names: image id -> path of the image. colours: image id -> [N, 3] of its features.
+    """
+    for number in list(model.images):
+        model.image(number).name = names[number]
+    for number, point in list(model.points3D.items()):
+        seen = [colours[element.image_id][element.point2D_idx] for element in point.track.elements]
+        model.point3D(number).color = np.mean(seen, axis=0).round().astype(np.uint8)
+
+
+def centers_of(model: pycolmap.Reconstruction) -> dict[str, NDArray[np.float64]]:
+    """Return the positions of the registered cameras by the names of their images."""
+    images = (model.image(number) for number in model.reg_image_ids())
+    return {image.name: np.asarray(image.projection_center()) for image in images}
