@@ -7,20 +7,21 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from splatcli.cli.console import Output, format_time, make_reporter
+from splatcli.cli.console import Output, make_reporter
 from splatcli.cli.dry_run import show_earlier, show_sfm, show_training
 from splatcli.cli.model import Model, find_model, load_model, newest_checkpoint, run_folder
 from splatcli.cli.process import ECHO, Requests, exit_code
 from splatcli.cli.ranks import check_sharded
+from splatcli.cli.run_summary import summary
 from splatcli.cli.sfm import lacks_cameras, scene_with_cameras, scene_with_points
-from splatcli.cli.time_budget import TimeBudget, process_age
+from splatcli.cli.time_budget import TimeBudget
 from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UnreadableError, UsageError, os_errors
 from splatcli.output import free_folder
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from splatcli.checkpoint.run_dir import RunDir
     from splatcli.config import Config
     from splatcli.distributed.process_group import ProcessGroup
+    from splatcli.gaussians import Gaussians
     from splatcli.scene.relative_depths import NoTracksError
     from splatcli.scene.scene import Scene
     from splatcli.train.events import Evaluated
@@ -85,6 +87,22 @@ def note_unused(config: Config, given: Iterable[str], out: Output) -> None:
         out.note(f"note: {text}")
 
 
+@dataclass(slots=True)
+class _Start:
+    """What a new run starts from, when its scene is read.
+
+    config: the settings, with what is known only now. init: where the first Gaussians come from, see resolve_init().
+    given: those of the model that ``--init`` names. found: values under dotted keys that are in ``config`` in place of
+    what the command line gives.
+    """
+
+    config: Config
+    scene: Scene
+    init: str
+    given: Gaussians | None
+    found: dict[str, Any]
+
+
 def start_training(
     run: NewRun,
     *,
@@ -102,26 +120,19 @@ def start_training(
     """
     from splatcli.checkpoint.run_dir import REQUEST, check_name
     from splatcli.config import RANDOM
-    from splatcli.scene.inspect import compare_observations
-    from splatcli.scene.masks import ALPHA, NONE
-    from splatcli.scene.read import read_scene
-    from splatcli.scene.scene import check_depths
-    from splatcli.train.backgrounds import training_image_background
-    from splatcli.train.init import resolve_init
     from splatcli.train.trainer import Trainer
 
-    config = run.config
-    named = Path(config.data.scene)
+    named = Path(run.config.data.scene)
     place = run.output or default_folder(named)
     check_name(place)
     earlier = Path()
     if not run.overwrite:
         earlier = _on_rank0(group, "inspecting the run folder", lambda: _earlier_run(place, run.request, out) or Path())
-    if run.dry and (earlier != Path() or lacks_cameras(named, config.data)):
-        if earlier != Path():
-            show_earlier(earlier, out)
-        else:
-            show_sfm(named, place, out)
+    if run.dry and earlier != Path():
+        show_earlier(earlier, out)
+        return 0
+    if run.dry and lacks_cameras(named, run.config.data):
+        show_sfm(named, place, out)
         return 0
     if earlier != Path():
         out.note(f"continuing the run from {earlier}")
@@ -136,64 +147,22 @@ def start_training(
             sharded=sharded,
         )
     with Requests(ECHO if group else 0.0) as requests:
-        found = _on_rank0(
-            group,
-            "finding cameras",
-            lambda: scene_with_cameras(named, config.data, run=place, overwrite=run.overwrite, device=device, out=out),
-        )
-        moved: dict[str, Any] = {"data.scene": str(found)}
-        if found != named:
-            if config.data.masks not in (None, NONE, ALPHA):
-                moved["data.masks"] = "masks"  # splat sfm writes the masks of any folder there
-            config = run.rebuild_config(moved)
-        out.note(f"reading {config.data.scene}")
-        with _slow_section(group, "reading the scene"):
-            model = _initial_model(config, run.import_options, out)
-            scene, lacking = _scene_without_tracks(run, config)
-        if not out.muted:
-            for finding in compare_observations(scene):
-                if finding.state == "warning":
-                    out.warn(f"{finding.text}; {finding.remedy}")
-        given = None if model is None else model.gaussians
-        if model is not None and model.checkpoint is not None:  # a file of splats has no offset
-            given = model.gaussians.moved(
-                [a - b for a, b in zip(model.checkpoint.dataset.offset, scene.offset, strict=True)]
-            )
-        del model
-        if run.overwrite and run.output is not None:
-            _check_movable(run.output, scene.root)
-        start = resolve_init(config, scene)
-        if start == RANDOM != config.model.init:
-            points = _points_for(run, scene, config, place=place, device=device, group=group, out=out)
-            if points is not None:
-                moved["data.points"] = str(points)
-                config = run.rebuild_config(moved)
-                with _slow_section(group, "reading the scene"):
-                    scene = read_scene(
-                        Path(config.data.scene), config.data, background=training_image_background(config)
-                    )
-                start = resolve_init(config, scene)
-        if lacking is not None and config.data.points is None and not run.dry:
-            raise lacking
-        if config.depth_lambda > 0.0 and not run.dry:
-            check_depths(scene)
-        if start != config.model.init:  # known only after reading the scene; learning rates depend on it
-            moved["model.init"] = start
-            config = run.rebuild_config(moved)
-        budget = None
+        start = _read_start(run, place=place, device=device, group=group, out=out)
+        config, budget = start.config, None
         if run.limit is not None:
 
-            def rebuild(values: dict[str, Any]) -> Config:
-                return run.rebuild_config({**moved, **values})
+            def rebuild(values: dict[str, Any], found: dict[str, Any] = start.found) -> Config:
+                return run.rebuild_config({**found, **values})
 
-            budget = TimeBudget(run.limit, scene, given, device, rebuild, out)
+            budget = TimeBudget(run.limit, start.scene, start.given, device, rebuild, out)
             config = budget.config
         note_unused(config, run.given, out)
         if run.dry:
-            if start == RANDOM != run.config.model.init and run.limit is None and not scene.images.has_depths:
+            makes_points = start.init == RANDOM != run.config.model.init and run.limit is None
+            if makes_points and not start.scene.images.has_depths:
                 # Depths would come with the points, which are not there yet.
-                config = run.rebuild_config({**moved, "data.depths": None})
-            show_training(run, config, scene, given, place, device, out, sharded=sharded)
+                config = run.rebuild_config({**start.found, "data.depths": None})
+            show_training(run, config, start.scene, start.given, place, device, out, sharded=sharded)
             return 0
         requests.listen_for_stops()
         with _open_run_dir(group, lambda: _new_run_dir(named, run.output, overwrite=run.overwrite)) as run_dir:
@@ -201,17 +170,76 @@ def start_training(
             with _slow_section(group, "building the model"):
                 trainer = Trainer.start(
                     config,
-                    scene,
+                    start.scene,
                     run_dir=run_dir,
                     device=device,
-                    init_model=given,
+                    init_model=start.given,
                     initial=None if budget is None else budget.take_first_gaussians(),
                     group=group,
                     sharded=sharded,
                 )
             run_dir.write_config(trainer.state.config)
-            del given
+            del start  # the model that it was given takes memory
             return run_trainer(trainer, run.stop_at, requests, live, out, budget=budget)
+
+
+def _read_start(run: NewRun, *, place: Path, device: str, group: ProcessGroup | None, out: Output) -> _Start:
+    """Find cameras where the scene has none, read it and the model of ``--init``, and find points where it lacks them.
+
+    place: the folder of the run. Raises what stands in the way of the run, unless it is only shown (run.dry).
+    """
+    from splatcli.config import RANDOM
+    from splatcli.scene.inspect import compare_observations
+    from splatcli.scene.masks import ALPHA, NONE
+    from splatcli.scene.read import read_scene
+    from splatcli.scene.scene import check_depths
+    from splatcli.train.backgrounds import training_image_background
+    from splatcli.train.init import resolve_init
+
+    config, named = run.config, Path(run.config.data.scene)
+    folder = _on_rank0(
+        group,
+        "finding cameras",
+        lambda: scene_with_cameras(named, config.data, run=place, overwrite=run.overwrite, device=device, out=out),
+    )
+    found: dict[str, Any] = {"data.scene": str(folder)}
+    if folder != named:
+        if config.data.masks not in (None, NONE, ALPHA):
+            found["data.masks"] = "masks"  # splat sfm writes the masks of any folder there
+        config = run.rebuild_config(found)
+    out.note(f"reading {config.data.scene}")
+    with _slow_section(group, "reading the scene"):
+        model = _initial_model(config, run.import_options, out)
+        scene, lacking = _scene_without_tracks(run, config)
+    if not out.muted:
+        for finding in compare_observations(scene):
+            if finding.state == "warning":
+                out.warn(f"{finding.text}; {finding.remedy}")
+    given = None if model is None else model.gaussians
+    if model is not None and model.checkpoint is not None:  # a file of splats has no offset
+        given = model.gaussians.moved(
+            [a - b for a, b in zip(model.checkpoint.dataset.offset, scene.offset, strict=True)]
+        )
+    del model
+    if run.overwrite and run.output is not None:
+        _check_movable(run.output, scene.root)
+    init = resolve_init(config, scene)
+    if init == RANDOM != config.model.init:
+        points = _points_for(run, scene, config, place=place, device=device, group=group, out=out)
+        if points is not None:
+            found["data.points"] = str(points)
+            config = run.rebuild_config(found)
+            with _slow_section(group, "reading the scene"):
+                scene = read_scene(Path(config.data.scene), config.data, background=training_image_background(config))
+            init = resolve_init(config, scene)
+    if lacking is not None and config.data.points is None and not run.dry:
+        raise lacking
+    if config.depth_lambda > 0.0 and not run.dry:
+        check_depths(scene)
+    if init != config.model.init:  # known only after reading the scene; learning rates depend on it
+        found["model.init"] = init
+        config = run.rebuild_config(found)
+    return _Start(config, scene, init, given, found)
 
 
 def resume_training(
@@ -492,53 +520,6 @@ def _initial_model(config: Config, import_options: ImportOptions, out: Output) -
     if model.antialiased and not config.train.antialiased:
         out.note(f"note: {path} was trained antialiased; --antialiased trains it on so")
     return model
-
-
-def summary(trainer: Trainer, checkpoint: Path, score: Evaluated | None) -> str:
-    """Return the message at the end of a run: time, quality, sizes, what is suspicious, what comes next."""
-    from splatcli.scene.borders import border_note
-    from splatcli.train.evaluate import PASSES, outlier_note
-
-    state = trainer.state
-    took = f"done in {format_time(process_age())}"
-    quality = [] if score is None else [f"test PSNR {score.psnr:.2f} dB"]
-    try:
-        size = [f"{checkpoint.stat().st_size / 1e6:,.1f} MB"]
-    except OSError:
-        size = []
-    facts = ", ".join([*quality, f"{state.count:,} Gaussians", *size])
-    name = shlex.quote(str(trainer.run_dir.path))
-    note = None if score is None else outlier_note(score.views)
-    remark = f"\n{note}\n  help: splat eval {name} --sheet sheet.png" if note else ""
-    if state.step >= PASSES * len(state.train):
-        remark += _misfit_remark(trainer.stepper.view_losses, len(state.train), name)
-    borders = None if score is None else border_note(trainer.scene, state.test)
-    remark += f"\n{borders}" if borders else ""
-    following = [f"splat view {name}", f"splat render {name} --views", f"splat export {name} -o scene.ply"]
-    return f"{took}: {facts}{remark}\nnext: " + "\n      ".join(following)
-
-
-def _misfit_remark(losses: Mapping[str, float], views: int, run: str) -> str:
-    """Return the lines about training views that are fitted far worse than the others; nothing without one.
-
-    run: the folder, as a shell takes it.
-    """
-    from splatcli.train.evaluate import LISTED, misfits
-
-    found = misfits(losses)
-    if not found:
-        return ""
-    named = [f"{name} ({factor:.0f} times the median loss)" for name, factor in [*found.items()][:LISTED]]
-    if len(found) > LISTED:
-        named.append(f"and {len(found) - LISTED} more")
-    verb = "is" if len(found) == 1 else "are"
-    # Commas part the names of --views.
-    shown = shlex.quote(",".join([view for view in found if "," not in view][:LISTED]) or "train")
-    return (
-        f"\n{len(found)} of {views} training views {verb} fitted far worse than the others: {', '.join(named)}\n"
-        f"  help: splat eval {run} --views {shown} --sheet sheet.png; remove images of something else, or refine wrong "
-        "poses with --pose-opt"
-    )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-from splatcli.cli.run_training import _misfit_remark
+from splatcli.cli.run_summary import _misfit_remark
 from splatcli.train.evaluate import misfits, outlier_note
 from splatcli.train.events import ViewScore
 from tests.running import Splat
