@@ -135,6 +135,15 @@ def test_source_files_that_the_documents_name_exist() -> None:
             assert any(place.exists() for place in places), f"{page.name} names {name}"
 
 
+def test_the_tree_has_every_part_of_the_package_and_nothing_else() -> None:
+    page = (DOCS / "design.md").read_text(encoding="utf-8")
+    tree = page.partition("```\nsplatcli/\n")[2].partition("```")[0].partition("\ncuda/\n")[0]
+    named = re.findall(r"^  (\S+)", tree, re.MULTILINE)
+    there = [path for path in (ROOT / "splatcli").iterdir() if not path.name.startswith(("_", "."))]
+    package = [f"{path.name}/" if path.is_dir() else path.name for path in there if path.suffix in ("", ".py")]
+    assert sorted(named) == sorted(package)
+
+
 def test_the_walk_through_the_code_names_files_and_functions_that_exist() -> None:
     page = (DOCS / "design.md").read_text(encoding="utf-8")
     walk = page.partition("\n## From the command to the kernel and back\n")[2].partition("\n## ")[0]

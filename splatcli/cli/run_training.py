@@ -89,7 +89,7 @@ def note_unused(config: Config, given: Iterable[str], out: Output) -> None:
 
 @dataclass(slots=True)
 class _Start:
-    """What a new run starts from, when its scene is read.
+    """The scene, settings and model that a new run starts from.
 
     config: the settings, with what is known only now. init: where the first Gaussians come from, see resolve_init().
     given: those of the model that ``--init`` names. found: values under dotted keys that are in ``config`` in place of

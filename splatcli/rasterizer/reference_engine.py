@@ -49,8 +49,8 @@ class ReferenceEngine(SyncEngine):
     ) -> tuple[float, Gaussians, Tensor, Splats, Tensor, tuple[Tensor | None, Tensor | None]]:
         """Return (loss, gradients, indices [V] of the splats, the splats, dL/d means2d [V, 2] per pixel, v_params).
 
-        With ``inputs.absgrad`` the fifth is the sum of its pixels' magnitudes. v_params: gradients of pose and of
-        colours.
+        With ``inputs.absgrad`` the fifth is the sum of its pixels' magnitudes. The last one is (v_viewmat, v_colours),
+        as ViewParams.apply_grad() takes them.
         """
         camera, view_params = inputs.camera, inputs.view_params
         viewmat = torch.from_numpy(camera.viewmat).to(gaussians.means)
