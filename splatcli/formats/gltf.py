@@ -280,10 +280,11 @@ class _Document(_Named):
     nodes: list[Node] = []
 
 
-def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
-    """Return the Gaussians of a GLB, in the frame of a PLY. Raises ModelFileError."""
-    size = file_size(path)
-    document, binary = _chunks(path, size)
+def _primitive(document: _Document, path: Path) -> tuple[int, _Primitive, list[str]]:
+    """Return the number of the mesh with Gaussians, their primitive, and notes.
+
+    Raises ModelFileError where there is none, or more than one, and for a form of them that is not read.
+    """
     found = [
         (place, primitive)
         for place, mesh in enumerate(document.meshes)
@@ -317,6 +318,14 @@ def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
     notes = []
     if extension.get("colorSpace") != COLOUR_SPACE:
         notes.append(f"its colour space is {str(extension.get('colorSpace'))[:40]!r}; it is taken for {COLOUR_SPACE}")
+    return mesh, primitive, notes
+
+
+def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
+    """Return the Gaussians of a GLB, in the frame of a PLY. Raises ModelFileError."""
+    size = file_size(path)
+    document, binary = _chunks(path, size)
+    mesh, primitive, notes = _primitive(document, path)
     degree = max((d for d in (1, 2, 3) if f"{EXTENSION}:SH_DEGREE_{d}_COEF_0" in primitive.attributes), default=0)
     count = -1
 
