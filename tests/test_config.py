@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from splatcli.config import (
+    COLOUR_MAPS,
     Config,
     build_config,
     read_settings,
@@ -121,6 +122,16 @@ def test_a_given_setting_without_effect_is_named(assignments: list[str], said: s
 )
 def test_a_setting_with_effect_is_not_named(assignments: list[str]) -> None:
     assert unused_settings(build_config(assignments=assignments), read_settings(assignments=assignments)) == []
+
+
+@pytest.mark.parametrize("switch", ["pose_opt", *COLOUR_MAPS])
+def test_what_is_not_trained_leaves_its_own_settings_without_effect(switch: str) -> None:
+    own = f"views.{switch.removesuffix('_opt')}_"
+    numbers = [key for key in setting_fields() if key.startswith(own) and key != f"views.{switch}"]
+    assert f"{own}lr" in numbers
+    config = build_config(dict.fromkeys(numbers, 0.123))
+    assert len(unused_settings(config, numbers)) == len(numbers)
+    assert unused_settings(with_settings(config, {f"views.{switch}": True}), numbers) == []
 
 
 def test_settings_without_effect_are_settings() -> None:
