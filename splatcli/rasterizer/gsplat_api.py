@@ -144,42 +144,7 @@ def rasterization(
     Raises UsageError for an unsupported value, ValueError for shapes that do not fit, TypeError for what is no tensor
     with numbers, DistributedError on all ranks when they do not agree.
     """
-    arguments = locals()
-    for name, (only, why) in _FIXED.items():
-        value = arguments[name]
-        if value is not only and (isinstance(value, Tensor) or value != only):
-            text = "a tensor" if isinstance(value, Tensor) else repr(value)
-            raise UsageError(f"{name}={text} is not supported", where="rasterization()", remedy=why)
-    if camera_model not in MODELS:
-        raise UsageError(
-            f"camera_model={camera_model!r} is not supported",
-            where="rasterization()",
-            remedy=f"{', '.join(MODELS)}; images of other lenses are undistorted: splat does on load",
-        )
-    # gsplat's own enum and classes, without a need to install gsplat.
-    if getattr(rolling_shutter, "name", rolling_shutter) not in (None, "GLOBAL"):
-        why = "only global shutters are rendered"
-        raise UsageError(f"rolling_shutter={rolling_shutter!r} is not supported", where="rasterization()", remedy=why)
-    if renderer_config is not None and type(renderer_config).__name__ != "RendererConfig_MixedBatch":
-        why = "leave renderer_config out; it changes no image"
-        raise UsageError(f"renderer_config={renderer_config!r} is not supported", where="rasterization()", remedy=why)
-    if tile_size is not None and not (isinstance(tile_size, int) and tile_size > 0):
-        raise UsageError(
-            f"tile_size={tile_size!r} is no number of pixels", where="rasterization()", remedy="leave it out"
-        )
-    for name in ("means", "quats", "scales", "opacities", "colors", "viewmats", "Ks", "backgrounds"):
-        given = arguments[name]
-        if given is None and name in ("colors", "backgrounds"):
-            continue
-        if not isinstance(given, Tensor):
-            raise TypeError(f"{name} is a {type(given).__name__}, not a torch.Tensor")
-        if given.is_meta:
-            raise TypeError(f"{name} is on meta, where tensors have no numbers")
-        if given.layout is not torch.strided:
-            raise TypeError(f"{name} is a sparse tensor; {name}.to_dense() is a dense one")
-        if given.is_complex():
-            raise TypeError(f"{name} is {given.dtype}, not a real number")
-    _check_kinds(arguments)
+    _check_arguments(locals())
     group = group or world
     if group is not None and not distributed:
         raise UsageError(
@@ -273,6 +238,50 @@ def rasterization(
     if group is None:
         meta = projections.meta(meta, means2d)
     return image.view(*shape, -1 if images else image.shape[-1]), alpha.view(*shape, 1), meta
+
+
+def _check_arguments(arguments: dict[str, Any]) -> None:
+    """Raise UsageError for a value that is not supported, TypeError for what is no tensor with real numbers.
+
+    arguments: those of rasterization() by their names.
+    """
+    for name, (only, why) in _FIXED.items():
+        value = arguments[name]
+        if value is not only and (isinstance(value, Tensor) or value != only):
+            text = "a tensor" if isinstance(value, Tensor) else repr(value)
+            raise UsageError(f"{name}={text} is not supported", where="rasterization()", remedy=why)
+    camera_model, tile_size = arguments["camera_model"], arguments["tile_size"]
+    rolling_shutter, renderer_config = arguments["rolling_shutter"], arguments["renderer_config"]
+    if camera_model not in MODELS:
+        raise UsageError(
+            f"camera_model={camera_model!r} is not supported",
+            where="rasterization()",
+            remedy=f"{', '.join(MODELS)}; images of other lenses are undistorted: splat does on load",
+        )
+    # gsplat's own enum and classes, without a need to install gsplat.
+    if getattr(rolling_shutter, "name", rolling_shutter) not in (None, "GLOBAL"):
+        why = "only global shutters are rendered"
+        raise UsageError(f"rolling_shutter={rolling_shutter!r} is not supported", where="rasterization()", remedy=why)
+    if renderer_config is not None and type(renderer_config).__name__ != "RendererConfig_MixedBatch":
+        why = "leave renderer_config out; it changes no image"
+        raise UsageError(f"renderer_config={renderer_config!r} is not supported", where="rasterization()", remedy=why)
+    if tile_size is not None and not (isinstance(tile_size, int) and tile_size > 0):
+        raise UsageError(
+            f"tile_size={tile_size!r} is no number of pixels", where="rasterization()", remedy="leave it out"
+        )
+    for name in ("means", "quats", "scales", "opacities", "colors", "viewmats", "Ks", "backgrounds"):
+        given = arguments[name]
+        if given is None and name in ("colors", "backgrounds"):
+            continue
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{name} is a {type(given).__name__}, not a torch.Tensor")
+        if given.is_meta:
+            raise TypeError(f"{name} is on meta, where tensors have no numbers")
+        if given.layout is not torch.strided:
+            raise TypeError(f"{name} is a sparse tensor; {name}.to_dense() is a dense one")
+        if given.is_complex():
+            raise TypeError(f"{name} is {given.dtype}, not a real number")
+    _check_kinds(arguments)
 
 
 def _check_sharded(
