@@ -218,7 +218,7 @@ def _views(
     args: CompareArguments, owner: Model, models: Sequence[Model], data: Path | None
 ) -> tuple[Views, Scene | None]:
     """Return the views, and their scene where that is not the one of the owner's run. Raises UsageError."""
-    from splatcli.cli.render import views_of
+    from splatcli.cli.model_views import views_of
     from splatcli.render.outside import PLY_UP, views_from_outside
     from splatcli.render.selection import PATHS, PathOptions, Views
 
@@ -275,12 +275,12 @@ def _comparer(
     background: tuple[float, float, float] | None,
     out: Output,
 ) -> Comparer:
-    from splatcli.cli.render import photos_of
+    from splatcli.cli.model_views import ground_truth_of
     from splatcli.render.comparison import Comparer
 
     photos = None
     if chosen.from_run and (scene is not None or owner.checkpoint is not None):
-        photos = photos_of(owner.checkpoint, scene, data, background, needed=len(models) == 1, out=out)
+        photos = ground_truth_of(owner.checkpoint, scene, data, background, needed=len(models) == 1, out=out)
     elif len(models) == 1:
         raise UsageError(
             f"the views of {chosen.label} have no photos to compare one model with",

@@ -193,7 +193,7 @@ def _kept(text: str) -> tuple[int | None, float]:
 
 def _cameras(loaded: Model, args: MeshArguments, out: Output) -> list[Camera]:
     """Return the cameras whose depths are fused. Raises UsageError where there are none."""
-    from splatcli.cli.render import camera_file_beside, views_of
+    from splatcli.cli.model_views import camera_file_beside, views_of
     from splatcli.render.outside import views_from_all_sides
     from splatcli.render.selection import CAMERA_FILE, PathOptions
 
