@@ -72,6 +72,8 @@ Array = NDArray[np.float32]
 
 
 class Space(Enum):
+    """The parameter space of stored values: raw, as logarithms and logits; activated; or unknown."""
+
     RAW = "raw"
     ACTIVATED = "activated"
     UNSURE = "unsure"

@@ -170,6 +170,8 @@ class CameraSpec(_Part):
 
 
 class DatasetSpec(_Part):
+    """The scene of a run, see checkpoint/state.py DatasetInfo."""
+
     root: str
     kind: str
     extent: float
@@ -195,6 +197,8 @@ class TrainSpec(_Part):
 
 
 class Manifest(_Part):
+    """The JSON text of a checkpoint; train_views and test_views are indices into cameras."""
+
     format: Literal["splatcli-checkpoint"]
     format_version: list[int] = Field(min_length=2, max_length=2)
     min_reader: list[int] = Field(min_length=2, max_length=2)
@@ -362,6 +366,7 @@ def _view_problems(name: str, tensor: Tensor, tensors: dict[str, Tensor]) -> lis
 
 
 def dtype_name(tensor: Tensor) -> str:
+    """Return the name of a tensor's dtype, as in DTYPES."""
     return str(tensor.dtype).removeprefix("torch.")
 
 

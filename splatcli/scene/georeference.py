@@ -156,6 +156,7 @@ def fit_similarity(old: NDArray[np.float64], new: NDArray[np.float64], what: str
 
 
 def check_spread(points: NDArray[np.float64], what: str) -> None:
+    """Raise PositionsError where points [P, 3] determine no rotation: they are at one place, or on one line."""
     extents = np.linalg.svd(points - points.mean(axis=0), compute_uv=False)
     if extents[0] <= 0 or extents[0] / math.sqrt(len(points)) < 1e-6:
         raise PositionsError(f"the {what} are all at one place")
@@ -256,6 +257,7 @@ def georeference(centers: Mapping[str, NDArray[np.float64]], folder: Path) -> Ge
 
 
 def write_sidecar(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write the sidecar of a scene into its folder, where read_sidecar() finds it."""
     (folder / FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -53,6 +53,7 @@ _CHUNK = 1 << 18
 
 
 def lens_key(lens: pycolmap.Camera) -> LensKey:
+    """Return model, width, height and parameters, which are equal for equal lenses."""
     return lens.model_name, int(lens.width), int(lens.height), lens.params.tobytes()
 
 

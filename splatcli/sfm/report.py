@@ -43,6 +43,7 @@ def model_facts(model: pycolmap.Reconstruction, names: list[str]) -> dict[str, A
 
 
 def camera_facts(camera: pycolmap.Camera) -> dict[str, Any]:
+    """Return model, size in pixels, focal lengths in pixels, and all parameters in COLMAP's order."""
     return {
         "model": camera.model_name,
         "width": int(camera.width),
@@ -65,6 +66,7 @@ def parallax(model: pycolmap.Reconstruction) -> float:
 
 
 def versions() -> dict[str, str]:
+    """Return the versions of the programs that make a model."""
     return {"splatcli": __version__, "pycolmap": pycolmap.__version__}
 
 
