@@ -91,10 +91,12 @@ class ReferenceEngine(SyncEngine):
 
 def recolour_reference(image: Tensor, colours: Tensor) -> Tensor:
     """Return [H, W, 3] the colours of image after an exposure [3, 4], a bilateral grid [12, L, Y, X], or PPISP [36]."""
-    if colours.dim() == 1:
+    if colours.shape == (36,):
         return _ppisp_reference(image, colours)
-    if colours.dim() == 2:
+    if colours.shape == (3, 4):
         return image @ colours[:, :3].T + colours[:, 3]
+    if colours.dim() != 4:
+        raise ValueError(f"no map of colours has parameters of shape {tuple(colours.shape)}")
     height, width, _ = image.shape
     y, x = (torch.linspace(-1.0, 1.0, n, dtype=image.dtype, device=image.device) for n in (height, width))
     luma = (image @ image.new_tensor([0.299, 0.587, 0.114])).clamp(0.0, 1.0)

@@ -17,6 +17,7 @@ from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.bilateral_grid import identity_grid
 from splatcli.rasterizer.recolour import recolour, recolour_vjp
 from splatcli.rasterizer.reference import loss_reference, render_reference
+from splatcli.rasterizer.reference_engine import recolour_reference
 from splatcli.rasterizer.step_inputs import ViewParams
 from tests.native.cases import NEEDS_COMPILER
 from tests.rasterizer.engines import ENGINES, F64, HEIGHT, LRS, WIDTH, assert_gradients, make_engine
@@ -111,6 +112,18 @@ def through_ppisp(image: Tensor, params: Tensor) -> Tensor:
 
 #: Kinds of colours, and what they do to an image.
 COLOURS = {"exposure": (EXPOSURE, affine), "grid": (GRID, sampled), "ppisp": (PPISP, through_ppisp)}
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (9,), (3, 3), (12, 8, 16)])
+def test_parameters_of_no_map_are_refused(shape: tuple[int, ...]) -> None:
+    image, colours = torch.rand(4, 5, 3, dtype=F64), torch.zeros(shape, dtype=F64)
+    for call in (
+        lambda: recolour(image, colours, torch.empty_like(image)),
+        lambda: recolour_vjp(image, colours, image, torch.empty_like(image), torch.empty_like(colours)),
+        lambda: recolour_reference(image, colours),
+    ):
+        with pytest.raises(ValueError, match="no map of colours has parameters of shape"):
+            call()
 
 
 class Steps:
