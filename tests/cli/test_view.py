@@ -279,8 +279,9 @@ def test_a_viewer_that_cannot_be_had_is_refused_before_any_work(
     assert (done.code, "where: --viewer-host" in done.err) == (2, True)
 
 
-def test_a_resumed_run_has_a_viewer_too(splat: Splat, finished_run: Path) -> None:
-    done = splat("resume", finished_run, "--viewer", "--viewer-port", 0)
+def test_a_resumed_run_has_a_viewer_too(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    done = splat("resume", run, "--viewer", "--viewer-port", 0)
     assert done.code == 0
     assert "viewer: http://127.0.0.1:" in done.err
 
