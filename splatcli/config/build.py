@@ -196,7 +196,7 @@ def resolve(
 
 #: Settings that runs of earlier versions lack, with the values that they had in effect.
 _LATER: dict[str, dict[str, Any]] = {
-    "train": {"alpha_lambda": 0.0, "sh_views": 0.0},
+    "train": {"alpha_lambda": 0.0, "mask_lambda": 0.0, "sh_views": 0.0},
     "data": {"near_share": 0.0, "max_point_error": 0.0, "projection": "pinhole"},
     "optim": {"means_size_power": 0.0},
     "strategy": {"max_scale3d": 0.0},

@@ -532,6 +532,12 @@ class TrainConfig(Section):
         "dark surfaces become opaque. Pixels of at most 5 in 255 do not count, nor images with transparency: they may "
         "be empty.",
     )
+    mask_lambda: float = Field(
+        0.01,
+        ge=0,
+        description="Weight of the mean alpha of masked pixels in the loss of the second half of a run, so that what "
+        "no image shows becomes empty instead of haze.",
+    )
     depth_lambda: float = Field(
         0.1, ge=0, description="Weight of the depth term, which `data.depths` turns on: about the mean relative error."
     )

@@ -1,4 +1,6 @@
-"""The alpha term of the loss: surfaces become opaque that are as dark as the background (docs/math.md 7.5)."""
+"""The alpha term of the loss: surfaces become opaque that are as dark as the background, and what only masked pixels
+show becomes transparent (docs/math.md 7.5).
+"""
 
 from __future__ import annotations
 
@@ -10,41 +12,58 @@ from torch import Tensor
 EMPTY = 5
 
 
-def alpha_loss_vjp(alpha: Tensor, target: Tensor, mask: Tensor | None, weight: float, v_alpha: Tensor) -> None:
+def alpha_loss_vjp(
+    alpha: Tensor, target: Tensor, mask: Tensor | None, weight: float, mask_weight: float, v_alpha: Tensor
+) -> None:
     """Write the gradient of ``alpha_loss_reference`` to v_alpha.
 
-    alpha, v_alpha: [H, W]. target: [H, W, 3] uint8. mask: [H, W] bool, True where a pixel does not count, or None.
+    alpha, v_alpha: [H, W]. target: [H, W, 3] uint8. mask: [H, W] bool, True where a pixel is masked, or None.
     """
     write = _write_by_numpy if alpha.device.type == "cpu" else _write_by_torch
-    write(alpha, target, mask, 2.0 * weight / alpha.numel(), v_alpha)
+    write(alpha, target, mask, 2.0 * weight / alpha.numel(), mask_weight / alpha.numel(), v_alpha)
 
 
-def _write_by_numpy(alpha: Tensor, target: Tensor, mask: Tensor | None, slope: float, v_alpha: Tensor) -> None:
+def _write_by_numpy(
+    alpha: Tensor, target: Tensor, mask: Tensor | None, slope: float, mask_slope: float, v_alpha: Tensor
+) -> None:
     """Write the gradient on a CPU: the threads that torch starts wait busily, and take the native library's cores."""
-    red, green, blue = np.moveaxis(target.numpy(), 2, 0)
-    empty = np.maximum(np.maximum(red, green), blue) <= EMPTY
-    if mask is not None:
-        empty |= mask.numpy()
     gradient = v_alpha.numpy()
-    np.subtract(alpha.numpy(), 1.0, out=gradient)
-    gradient *= slope
-    gradient[empty] = 0.0
+    if slope > 0.0:
+        red, green, blue = np.moveaxis(target.numpy(), 2, 0)
+        np.subtract(alpha.numpy(), 1.0, out=gradient)
+        gradient *= slope
+        gradient[np.maximum(np.maximum(red, green), blue) <= EMPTY] = 0.0
+    else:
+        gradient.fill(0.0)
+    if mask is not None:
+        gradient[mask.numpy()] = mask_slope
 
 
-def _write_by_torch(alpha: Tensor, target: Tensor, mask: Tensor | None, slope: float, v_alpha: Tensor) -> None:
-    torch.sub(alpha, 1.0, out=v_alpha)
-    v_alpha.mul_(slope)
-    v_alpha.masked_fill_(_empty(target, mask), 0.0)
+def _write_by_torch(
+    alpha: Tensor, target: Tensor, mask: Tensor | None, slope: float, mask_slope: float, v_alpha: Tensor
+) -> None:
+    if slope > 0.0:
+        torch.sub(alpha, 1.0, out=v_alpha)
+        v_alpha.mul_(slope)
+        v_alpha.masked_fill_(_dark(target), 0.0)
+    else:
+        v_alpha.zero_()
+    if mask is not None:
+        v_alpha.masked_fill_(mask, mask_slope)
 
 
-def alpha_loss_reference(alpha: Tensor, target: Tensor, mask: Tensor | None, weight: float) -> Tensor:
-    """Return ``weight`` times the sum of (1 - alpha)^2 over the pixels that count, over H W; a scalar tensor."""
-    counts = ~_empty(target, mask)
-    return weight * ((1.0 - alpha).square() * counts).mean()
+def alpha_loss_reference(
+    alpha: Tensor, target: Tensor, mask: Tensor | None, weight: float, mask_weight: float
+) -> Tensor:
+    """Return ``weight`` times the sum of (1 - alpha)^2 over the pixels that are neither masked nor dark, and
+    ``mask_weight`` times the sum of alpha over the masked ones, over H W; a scalar tensor.
+    """
+    masked = torch.zeros_like(alpha, dtype=torch.bool) if mask is None else mask
+    term = (1.0 - alpha).square() * ~(_dark(target) | masked)
+    return weight * term.mean() + mask_weight * (alpha * masked).mean()
 
 
-def _empty(target: Tensor, mask: Tensor | None) -> Tensor:
-    """Return [H, W], True in the pixels that do not count."""
+def _dark(target: Tensor) -> Tensor:
+    """Return [H, W], True in the pixels that may show the background itself."""
     red, green, blue = target.unbind(-1)
-    empty = torch.maximum(torch.maximum(red, green), blue) <= EMPTY
-    return empty if mask is None else empty.logical_or_(mask)
+    return torch.maximum(torch.maximum(red, green), blue) <= EMPTY

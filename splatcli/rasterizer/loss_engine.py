@@ -75,8 +75,9 @@ class LossEngine(SyncEngine):
             if inputs.depth is not None:
                 loss = loss + depth_loss_reference(drawn.alpha, drawn.depth, inputs.depth)
             minimised = loss
-            if inputs.alpha_lambda > 0.0:
-                minimised = loss + alpha_loss_reference(drawn.alpha, inputs.target, inputs.mask, inputs.alpha_lambda)
+            if inputs.has_alpha_term:
+                weights = inputs.alpha_lambda, inputs.mask_lambda
+                minimised = loss + alpha_loss_reference(drawn.alpha, inputs.target, inputs.mask, *weights)
             trained = [*(leaf for _, leaf in leaves.items()), *(t for t in (probe, pose, colours) if t is not None)]
             found = iter(torch.autograd.grad(minimised, trained, allow_unused=True, materialize_grads=True))
         gradients = Gaussians(**{name: next(found).contiguous() for name in GROUPS})

@@ -73,8 +73,9 @@ class ReferenceEngine(SyncEngine):
             if inputs.depth is not None:
                 loss = loss + depth_loss_reference(alpha, depth, inputs.depth)
             minimised = loss
-            if inputs.alpha_lambda > 0.0:
-                minimised = loss + alpha_loss_reference(alpha, inputs.target, inputs.mask, inputs.alpha_lambda)
+            if inputs.has_alpha_term:
+                weights = inputs.alpha_lambda, inputs.mask_lambda
+                minimised = loss + alpha_loss_reference(alpha, inputs.target, inputs.mask, *weights)
             groups = [getattr(leaves, name) for name in GROUPS]
             trained = [tensor for tensor in (pose, colours) if tensor is not None]
             found = torch.autograd.grad(

@@ -140,7 +140,8 @@ class StepInputs:
     filter_3d: [N] sizes of the Gaussians' 3D filter, see rasterizer/filter_3d.py; None: there is none.
     shard: the part of all Gaussians that this process holds; None: all.
     depth: known depths of the view; their term is part of the reported loss. None: no depth is rendered.
-    alpha_lambda: weight of the alpha term of the loss, see rasterizer/alpha_loss.py; the reported loss is without it.
+    alpha_lambda, mask_lambda: weights of the alpha term of the loss, in pixels that count and in masked ones, see
+        rasterizer/alpha_loss.py; the reported loss is without it.
     """
 
     camera: Camera
@@ -157,8 +158,14 @@ class StepInputs:
     view_params: ViewParams | None = None
     depth: DepthTarget | None = None
     alpha_lambda: float = 0.0
+    mask_lambda: float = 0.0
     filter_3d: Tensor | None = None
     shard: Shard | None = None
+
+    @property
+    def has_alpha_term(self) -> bool:
+        """Whether the loss has a term of alpha."""
+        return self.alpha_lambda > 0.0 or (self.mask_lambda > 0.0 and self.mask is not None)
 
 
 class StepEngine(Protocol):

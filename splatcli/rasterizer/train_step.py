@@ -155,9 +155,9 @@ class TrainStepPipeline:
         if known is not None and depth is not None:
             v_alpha, v_depth = self._plane("v_alpha", camera), self._plane("v_depth", camera)
             self.depth_term.copy_(depth_loss(alpha, depth, known, v_alpha, v_depth))
-        if inputs.alpha_lambda > 0.0:
+        if inputs.has_alpha_term:
             by_alpha = self._plane("v_alpha" if v_alpha is None else "by_alpha", camera)
-            alpha_loss_vjp(alpha, inputs.target, inputs.mask, inputs.alpha_lambda, by_alpha)
+            alpha_loss_vjp(alpha, inputs.target, inputs.mask, inputs.alpha_lambda, inputs.mask_lambda, by_alpha)
             v_alpha = by_alpha if v_alpha is None else v_alpha.add_(by_alpha)
         out, v_out = frame.images(view, image, alpha, depth), frame.images(view, v_image, v_alpha, v_depth)
         frame.blend_vjp(view, inputs.background, out, v_out)

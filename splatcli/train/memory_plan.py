@@ -277,7 +277,8 @@ def plan_memory(
             isects,
             colour_map=config.views.colour_map,
             depths=config.depth_lambda > 0.0,
-            alpha=config.train.alpha_lambda > 0.0 and config.train.background == "black",
+            alpha=(config.train.alpha_lambda > 0.0 and config.train.background == "black")
+            or (config.train.mask_lambda > 0.0 and scene.images.masked),
             offloads=store.offloads,
         ),
         camera=camera,

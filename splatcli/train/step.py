@@ -218,6 +218,7 @@ def step_inputs(
         view_params=_view_params(state, step, row, camera),
         depth=image.depth,
         alpha_lambda=_alpha_lambda(config, step) if image.opaque else 0.0,
+        mask_lambda=config.train.mask_lambda if _is_late(config, step) else 0.0,
         filter_3d=_filter_3d(state, step),
         shard=state.shard,
     )
@@ -245,8 +246,13 @@ def _view_params(state: TrainState, step: int, row: int, camera: Camera) -> View
 
 def _alpha_lambda(config: Config, step: int) -> float:
     """Return the weight of the alpha term in step number ``step`` on an opaque image."""
-    train, late = config.train, 2 * step > config.schedule.lr_steps
-    return train.alpha_lambda if late and train.background == "black" else 0.0
+    train = config.train
+    return train.alpha_lambda if _is_late(config, step) and train.background == "black" else 0.0
+
+
+def _is_late(config: Config, step: int) -> bool:
+    """Return whether step number ``step`` is in the second half of a run, where terms of alpha add no Gaussians."""
+    return 2 * step > config.schedule.lr_steps
 
 
 def training_background(state: TrainState) -> Tensor:

@@ -216,8 +216,11 @@ def test_settings_are_stored(tmp_path: Path) -> None:
         run.write_config(Config())
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert parse_config(stored) == Config()
-    del stored["train"]["alpha_lambda"]  # a run of an earlier version goes on as it began
-    assert parse_config(stored).train.alpha_lambda == 0.0
+    del (
+        stored["train"]["alpha_lambda"],
+        stored["train"]["mask_lambda"],
+    )  # a run of an earlier version goes on as it began
+    assert parse_config(stored).train.alpha_lambda == parse_config(stored).train.mask_lambda == 0.0
     del stored["data"]["near_share"], stored["data"]["max_point_error"], stored["strategy"]["max_scale3d"]
     del stored["optim"]["means_size_power"], stored["data"]["projection"]
     assert parse_config(stored).data.near_share == parse_config(stored).optim.means_size_power == 0.0

@@ -1,4 +1,4 @@
-"""``train.alpha_lambda`` from the command line: dark surfaces become opaque, and what may be empty stays so."""
+"""Terms of alpha, whole commands: dark surfaces become opaque, what may be empty stays so, masks leave less haze."""
 
 from __future__ import annotations
 
@@ -46,3 +46,23 @@ def test_images_with_transparency_say_themselves_what_is_empty(splat: Splat, tmp
         checkpoints.append(load_checkpoint(Path(ran.lines[0])))
     for name in GROUPS:
         assert torch.equal(getattr(checkpoints[0].gaussians, name), getattr(checkpoints[1].gaussians, name)), name
+
+
+def test_what_only_masked_pixels_show_becomes_empty(splat: Splat, tmp_path: Path) -> None:
+    """All but the ball is masked. Large Gaussians cover both here, so the weight is larger than the default."""
+    scene = write_scene(tmp_path / "scene")
+    (scene / "masks").mkdir()
+    photos = sorted((scene / "images").glob("*.png"))
+    for path in photos:
+        imageio.imwrite(scene / "masks" / path.name, 255 * imageio.imread(path).any(axis=2).astype(np.uint8))
+    on_ball = np.stack([imageio.imread(path).any(axis=2) for path in photos])
+    found = {}
+    for weight in ("0", "0.5"):
+        run, out = tmp_path / weight, tmp_path / f"{weight}-alpha"
+        ran = splat("train", scene, "-n", 400, "-q", *QUICK, "--set", f"train.mask_lambda={weight}", "-o", run)
+        assert ran.code == 0, ran.err
+        assert splat("render", run, "--views", "all", "--what", "alpha", "-o", out, "-q").code == 0
+        alpha = np.stack([imageio.imread(path) for path in sorted(out.rglob("*.png"))]) / 255
+        found[weight] = (alpha[on_ball].mean(), alpha[~on_ball].mean())
+    assert found["0.5"][1] < 0.6 * found["0"][1], found
+    assert found["0.5"][0] > 0.7 * found["0"][0], found

@@ -34,14 +34,21 @@ def photo() -> tuple[torch.Tensor, torch.Tensor]:
 @NEEDS_COMPILER
 @pytest.mark.parametrize("kind", ENGINES)
 @pytest.mark.parametrize("depth", [None, DEPTH], ids=["colours", "depths"])
-def test_gradients_are_those_of_autograd_and_the_loss_is_without_it(kind: str, depth: DepthTarget | None) -> None:
+@pytest.mark.parametrize("weight", [3.0, 0.0])
+def test_gradients_are_those_of_autograd_and_the_loss_is_without_it(
+    kind: str, depth: DepthTarget | None, weight: float
+) -> None:
     target, mask = photo()
     engine, dtype = make_engine(kind)
     gaussians = random_gaussians(1, 60, sh_degree=1, dtype=F64).map(lambda t: t.to(dtype)).detach_clone()
     adam = AdamState.zeros_like(gaussians)
     known = None if depth is None else dataclasses.replace(depth, inverse=depth.inverse.to(dtype))
     inputs = StepInputs(
-        CAMERA, target, LRS, 1, torch.zeros(3, dtype=dtype), 0.2, True, None, mask=mask, depth=known, alpha_lambda=3.0
+        *(CAMERA, target, LRS, 1, torch.zeros(3, dtype=dtype), 0.2, True, None),
+        mask=mask,
+        depth=known,
+        alpha_lambda=weight,
+        mask_lambda=8.0,
     )
     (loss,) = [*engine.submit(gaussians, adam, inputs), *engine.drain()]
 
@@ -50,7 +57,7 @@ def test_gradients_are_those_of_autograd_and_the_loss_is_without_it(kind: str, d
     plain = loss_reference(out.image.masked_fill(mask[..., None], 0.0), target.double() / 255.0, 0.2)
     if depth is not None:
         plain = plain + depth_loss_reference(out.alpha, out.depth, depth)
-    term = 3.0 * (1.0 - out.alpha)[4:, 5:].square().sum() / (WIDTH * HEIGHT)
+    term = (weight * (1.0 - out.alpha)[4:, 5:].square().sum() + 8.0 * out.alpha[:4].sum()) / (WIDTH * HEIGHT)
     torch.autograd.backward(plain + term)
     exact = dtype == F64
     assert float(term.detach()) > 0.1
@@ -58,18 +65,19 @@ def test_gradients_are_those_of_autograd_and_the_loss_is_without_it(kind: str, d
     assert_gradients(adam, parameters)
 
 
-def test_the_gradient_has_the_same_bits_with_any_number_of_threads_and_on_a_gpu_as_on_a_cpu() -> None:
+@pytest.mark.parametrize("weight", [0.1, 0.0])
+def test_the_gradient_has_the_same_bits_with_any_number_of_threads_and_on_a_gpu_as_on_a_cpu(weight: float) -> None:
     generator = torch.Generator().manual_seed(1)
     alpha = torch.rand(301, 997, generator=generator)
     target = torch.randint(0, 12, (301, 997, 3), generator=generator).to(torch.uint8)
     mask = torch.rand(301, 997, generator=generator) < 0.2
     found = [torch.full_like(alpha, float("nan")) for _ in range(4)]
-    alpha_loss_vjp(alpha, target, mask, 0.1, found[0])
+    alpha_loss_vjp(alpha, target, mask, weight, 0.3, found[0])
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        _write_by_torch(alpha, target, mask, 0.2 / alpha.numel(), found[threads])
+        _write_by_torch(alpha, target, mask, 2 * weight / alpha.numel(), 0.3 / alpha.numel(), found[threads])
     assert all(torch.equal(found[0], other) for other in found[1:])
     leaf = alpha.double().requires_grad_(True)
-    alpha_loss_reference(leaf, target, mask, 0.1).backward()
+    alpha_loss_reference(leaf, target, mask, weight, 0.3).backward()
     assert leaf.grad is not None
     assert_close(found[0].double(), leaf.grad, rtol=1e-6, atol=0)

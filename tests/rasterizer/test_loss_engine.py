@@ -84,7 +84,7 @@ CASES: dict[str, dict[str, Any]] = {
     "regularisation and noise": {"regularisation": Regularisation(0.02, 0.03, noise=1e-3, seed=5)},
     "3D filter": {"filter_3d": torch.linspace(0.0, 0.1, 90, dtype=F64)},
     "depth": {"depth": DepthTarget(torch.arange(0, 900, 7), torch.full((129,), 0.25, dtype=F64), 0.7)},
-    "alpha": {"mask": hidden_corner(), "alpha_lambda": 0.5},
+    "alpha": {"mask": hidden_corner(), "alpha_lambda": 0.5, "mask_lambda": 0.5},
 }
 
 

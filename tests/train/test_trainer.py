@@ -168,6 +168,8 @@ def test_the_alpha_term_comes_in_the_second_half_over_black(name: str, late: flo
     trainer, _, engine = started(short_config(12, train={"background": name}))
     list(trainer.run())
     assert [call["alpha_lambda"] for call in engine.calls] == [0.0] * 6 + [late] * 6  # type: ignore[attr-defined]
+    # In masked pixels over any background.
+    assert [call["mask_lambda"] for call in engine.calls] == [0.0] * 6 + [0.01] * 6  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")

@@ -165,6 +165,7 @@ class PlainEngine(SyncEngine):
                 "background": background.clone(),
                 "regularisation": inputs.regularisation,
                 "alpha_lambda": inputs.alpha_lambda,
+                "mask_lambda": inputs.mask_lambda,
             }
         )
         push = float(target.float().mean()) / 255.0 - 0.5 + float(background.sum()) + 0.1 * sh_degree

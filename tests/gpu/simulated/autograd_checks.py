@@ -127,6 +127,7 @@ def own_loss(device: str) -> dict[str, Tensor]:
                 view_params=ViewParams(apply_grad, pose=True, colours=torch.eye(3, 4).to(device)),
                 depth=depth,
                 alpha_lambda=0.5,
+                mask_lambda=0.5,
                 filter_3d=torch.linspace(0.0, 0.1, 90).to(device),
             ),
         )
