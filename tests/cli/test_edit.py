@@ -522,6 +522,14 @@ def test_a_file_of_splats_has_the_cameras_and_photos_of_the_scene_that_is_named(
     assert (refused.code, "is a file of splats" in refused.err) == (2, True)
     upright = edited(splat, tmp_path / "fogged.ply", *levelled)
     assert torch.allclose(upright.means[:, 2], before.means[:, 2], atol=1e-3)
+    turned = ("-o", tmp_path / "back.ply", "--rotate", "30,40,0", "--align-to", good_run, "--data", tiny_scene)
+    done = splat("edit", tmp_path / "fogged.ply", *turned)
+    assert f"{len(cameras)} of {len(cameras)} shared cameras agree" in done.err, done.err
+    assert torch.allclose(read_ply(tmp_path / "back.ply").means, before.means, atol=1e-3)
+    half = ("-o", tmp_path / "half.ply", "-w", "--simplify", "0.5")
+    alone, known = (edited(splat, tmp_path / "fogged.ply", *half, *more).means for more in ((), ("--data", tiny_scene)))
+    assert len(alone) == len(known) == (len(before) + 1) // 2
+    assert not torch.equal(alone, known)
     other = write_scene(tmp_path / "inverted")
     for path in other.rglob("*.png"):
         imageio.imwrite(path, 255 - imageio.imread(path)[..., :3])
