@@ -19,7 +19,7 @@ def show_sfm(images: Path, place: Path, out: Output) -> None:
     """Print what training on images without cameras begins with; the rest is known when it is done."""
     name = scene_name(images)
     lines = [
-        f"reads  {images}: images or a video without cameras",
+        f"reads  {images}: images or videos without cameras",
         f"makes  {place.parent / f'{name}-sfm'}: their cameras, by splat sfm; used again where they are there already",
         f"makes  {place}: the run",
         "takes  unknown before the cameras are; splat sfm finds them alone, and --dry-run tells the rest then",

@@ -1,4 +1,4 @@
-"""``splat sfm``: images or a video in, a scene with cameras out."""
+"""``splat sfm``: images or videos in, a scene with cameras out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SfmArguments:
     """The arguments and options of ``splat sfm``."""
 
     images: Annotated[
-        Path, typer.Argument(metavar="IMAGES", help="Folder of images, with its sub-folders; or a video.")
+        Path, typer.Argument(metavar="IMAGES", help="Folder of images or of videos, with its sub-folders; or a video.")
     ]
     output: Annotated[
         Path | None,
@@ -76,7 +76,8 @@ class SfmArguments:
         typer.Option(
             "--frames",
             metavar="N",
-            help="Use N images only, the sharpest of N equal stretches.  [default: all images, 120 frames of a video]",
+            help="Use N images only, the sharpest of N equal stretches.  [default: all images, 120 frames of a video, "
+            "up to 300 of several]",
         ),
     ] = None
     max_image_size: Annotated[
@@ -157,6 +158,7 @@ def sfm(args: SfmArguments) -> int:
       splat sfm images/
       splat sfm images/ -o scene/ --camera-model OPENCV
       splat sfm walk.mp4 --frames 200
+      splat sfm clips/
       splat sfm flight/ --gcp gcp_list.txt --nerfstudio
       splat sfm scan/ --cameras scan/ -o scan-with-points/
       splat sfm images/ --json | tail -1
@@ -299,7 +301,7 @@ def _solve(
 
 
 def scene_with_cameras(path: Path, data: DataConfig, *, run: Path, overwrite: bool, device: str, out: Output) -> Path:
-    """Return the scene to train on: ``path``, or for images without cameras or a video, the scene made of them.
+    """Return the scene to train on: ``path``, or for images without cameras or videos, the scene made of them.
 
     run: the folder of the run. Raises OutputError for a folder that will be refused, before the work.
     """
@@ -370,7 +372,7 @@ def scene_with_points(
 
 
 def lacks_cameras(path: Path, data: DataConfig) -> bool:
-    """Return whether ``path`` is a video or holds images only. False for one that cannot be read, which comes later."""
+    """Return whether ``path`` is a video or holds images or videos only. False for one that cannot be read, which comes later."""
     from splatcli.scene.read import has_images_only
     from splatcli.sfm.images import is_video
 

@@ -39,7 +39,7 @@ class TrainArguments:
         typer.Argument(
             metavar="SCENE",
             help="Folder of a COLMAP, nerfstudio or Blender scene or of another program's cameras; or images without "
-            "cameras, or a video, whose cameras splat sfm estimates first.",
+            "cameras, or videos, whose cameras splat sfm estimates first.",
         ),
     ]
     output: Annotated[

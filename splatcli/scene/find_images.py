@@ -26,6 +26,9 @@ UNREAD_SUFFIXES = (
     *(".ppm", ".pgm", ".pnm", ".tga", ".svg"),
 )
 
+#: File name endings that are taken for videos.
+VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".mts", ".3gp")
+
 #: These resolutions divide; any other number is a width in pixels.
 DIVISORS = (1, 2, 4, 8)
 #: Missing images that are named in a message.
@@ -100,10 +103,15 @@ def find_images(
 
 def images_below(folder: Path) -> Iterator[str]:
     """Yield the image files below a folder, by their endings, as relative paths with forward slashes."""
+    return files_below(folder, SUFFIXES)
+
+
+def files_below(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
+    """Yield the files below a folder whose names end so, as relative paths with forward slashes."""
     for base, folders, files in walk(folder):
         folders.sort()
         for file in sorted(files):
-            if file.lower().endswith(SUFFIXES):
+            if file.lower().endswith(suffixes):
                 yield Path(base, file).relative_to(folder).as_posix()
 
 

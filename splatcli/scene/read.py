@@ -21,6 +21,7 @@ from splatcli.scene.decode import Rgb
 from splatcli.scene.depth_maps import AUTO, depths_of_points, find_depth_maps, wants_relative
 from splatcli.scene.find_images import (
     SUFFIXES,
+    VIDEO_SUFFIXES,
     find_images,
     images_below,
     listed,
@@ -99,7 +100,7 @@ class NoCamerasError(SceneError):
 
 
 def has_images_only(path: Path) -> bool:
-    """Return whether a folder holds images, and nothing in it or below looks like part of a description of cameras."""
+    """Return whether a folder holds images or videos, and nothing in it or below looks like cameras."""
     root = Path(path).absolute()
     found = False
     for base, folders, files in walk(root, private=True):
@@ -108,7 +109,7 @@ def has_images_only(path: Path) -> bool:
         folders[:] = [name for name in folders if not name.startswith(".")]
         if "sparse" in folders or any(Path(name).stem in _CAMERA_FILES for name in files):
             return False
-        found = found or any(name.lower().endswith(SUFFIXES) for name in files)
+        found = found or any(name.lower().endswith((*SUFFIXES, *VIDEO_SUFFIXES)) for name in files)
     return found and not _matching_plugins(root)
 
 

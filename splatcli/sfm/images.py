@@ -1,24 +1,29 @@
-"""The input of structure from motion: the images below a folder, or a video, and their digests."""
+"""The input of structure from motion: the images or the videos below a folder, or a video, and their digests."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from splatcli.checkpoint.atomic import TEMPORARY
 from splatcli.errors import SceneError, SplatError
 from splatcli.scene.decode import Header, read_header
-from splatcli.scene.find_images import images_below, unread_below, unread_error, unread_note
+from splatcli.scene.find_images import (
+    VIDEO_SUFFIXES,
+    files_below,
+    images_below,
+    unread_below,
+    unread_error,
+    unread_note,
+)
 from splatcli.scene.masks import ALPHA, NONE, masks_in
 from splatcli.scene.sfm_report import REPORT
 from splatcli.scene.source import Problems
 from splatcli.sfm.options import MIN_IMAGES
 
-#: File name endings that are taken for videos.
-VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".mts", ".3gp")
 #: Folders beside or among the images that hold something else: masks, and copies reduced for training.
 _NOT_IMAGES = frozenset(("masks", "images_2", "images_4", "images_8"))
 #: Bytes at each end of a file that go into the fingerprint.
@@ -27,11 +32,13 @@ _SAMPLE = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class SfmInput:
-    """The images or the video to work on.
+    """The images or the videos to work on.
 
     path: absolute; a video's file, or the folder that names are relative to.
-    names: of the images, forward slashes, in the order of their names; empty for a video.
+    names: of the images, forward slashes, in the order of their names; empty for videos.
+    videos: names of the videos in the order of their names, ("",) where ``path`` is one; empty for images.
     unread: images of kinds that are not read, by their endings.
+    videos_beside: videos among the images, which are not used.
     masks: names -> files below ``mask_folder`` that say what of an image counts; empty where there are none.
     static_masks: whether masks may be made of what stands still, where there are none.
     """
@@ -41,15 +48,25 @@ class SfmInput:
     masks: Mapping[str, str] = field(default_factory=dict)
     mask_folder: Path | None = None
     unread: tuple[str, ...] = ()
+    videos: tuple[str, ...] = ()
+    videos_beside: tuple[str, ...] = ()
     static_masks: bool = True
 
     @property
     def is_video(self) -> bool:
-        return not self.names
+        return bool(self.videos)
 
     @property
     def files(self) -> list[Path]:
-        return [self.path / name for name in self.names] or [self.path]
+        return [self.path / name for name in self.names or self.videos]
+
+    @property
+    def frame_folders(self) -> dict[str, str]:
+        """Names of the videos -> folders of their frames within images/, empty for a single video."""
+        if len(self.videos) == 1:
+            return {self.videos[0]: ""}
+        stems = [str(PurePosixPath(name).with_suffix("")) for name in self.videos]
+        return {name: stem if stems.count(stem) == 1 else name for name, stem in zip(self.videos, stems, strict=True)}
 
     def mask(self, name: str) -> Path | None:
         """Return the mask of an image; None where it has none."""
@@ -60,7 +77,7 @@ class SfmInput:
 
         Images that cannot be opened count by their names, for they are left out. Raises SceneError for other files.
         """
-        named = list(zip(self.names or ("",), self.files, strict=True))
+        named = list(zip(self.names or self.videos, self.files, strict=True))
         found: dict[str, str | int] = {"count": len(named), "sha256": _digest(named, lenient=not self.is_video)}
         masks = [(name, path) for name in self.names if (path := self.mask(name)) is not None]
         if not self.static_masks:
@@ -94,8 +111,9 @@ def is_video(path: Path) -> bool:
 
 
 def find_input(path: Path, masks: str | None = None) -> SfmInput:
-    """Find the images below a folder, in its ``images/`` alone where that has any; or a video. Raises SceneError.
+    """Find the images below a folder, in its ``images/`` alone where that has any; or videos. Raises SceneError.
 
+    Videos among images are not used.
     masks: a folder of masks relative to ``path``, or "none"; None takes ``masks/`` in ``path`` or beside it, where it
     has masks of these images.
     """
@@ -104,7 +122,7 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
         raise SceneError("there is nothing here", where=path, remedy="name a folder of images, or a video")
     if path.is_file():
         if is_video(path):
-            return SfmInput(path, static_masks=masks != NONE)
+            return SfmInput(path, videos=("",), static_masks=masks != NONE)
         raise SceneError(
             "is neither a folder of images nor a video",
             where=path,
@@ -116,6 +134,9 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
             names = tuple(name for name in names if not (folder / name).is_relative_to((path / masks).absolute()))
         if names:
             break
+    videos = _videos(folder, names)
+    if not names and videos:
+        return SfmInput(folder, videos=videos, static_masks=masks != NONE)
     unread = tuple(filter(_is_image, unread_below(folder)))
     if not names and unread:
         raise unread_error(folder, unread)
@@ -124,12 +145,14 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
             len(names), f"there are only {len(names)} images"
         )
         others = f"; {unread_note(unread)}" if unread else ""
+        if videos:
+            others += f"; videos are read where no images lie beside them ({videos[0]})"
         raise SceneError(
             f"{have} here, at least {MIN_IMAGES} are needed{others}",
             where=path,
             remedy="take 20 or more images from all around, each overlapping the next by two thirds or more",
         )
-    return _with_masks(SfmInput(folder, names, unread=unread), path, masks)
+    return _with_masks(SfmInput(folder, names, unread=unread, videos_beside=videos), path, masks)
 
 
 def _with_masks(footage: SfmInput, path: Path, wanted: str | None) -> SfmInput:
@@ -158,6 +181,17 @@ def _with_masks(footage: SfmInput, path: Path, wanted: str | None) -> SfmInput:
 
 def _images(folder: Path) -> list[str]:
     """Return the images below a folder, but for those in scenes and runs that were made there."""
+    return _not_made(folder, images_below(folder))
+
+
+def _videos(folder: Path, images: Sequence[str]) -> tuple[str, ...]:
+    """Return the videos below a folder as _images(), but for those of Live Photos: an image has their name."""
+    stems = {str(PurePosixPath(name).with_suffix("")) for name in images}
+    found = _not_made(folder, files_below(folder, VIDEO_SUFFIXES))
+    return tuple(name for name in found if str(PurePosixPath(name).with_suffix("")) not in stems)
+
+
+def _not_made(folder: Path, names: Iterable[str]) -> list[str]:
     made: dict[PurePosixPath, bool] = {PurePosixPath(): False}
 
     def is_made(place: PurePosixPath) -> bool:
@@ -168,7 +202,7 @@ def _images(folder: Path) -> list[str]:
             made[place] = unfinished or is_run or (there / REPORT).is_file() or is_made(place.parent)
         return made[place]
 
-    return [name for name in images_below(folder) if _is_image(name) and not is_made(PurePosixPath(name).parent)]
+    return [name for name in names if _is_image(name) and not is_made(PurePosixPath(name).parent)]
 
 
 def _is_image(name: str) -> bool:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from splatcli.scene.images import max_pixels
 from splatcli.sfm.align import Alignment
 from splatcli.sfm.features import SfmImage, Stored, extract
 from splatcli.sfm.fisheye import compared, wide_cameras, with_fisheyes
-from splatcli.sfm.gaps import find_gaps, stretches_in
+from splatcli.sfm.gaps import find_gaps, folder_of, stretches_in
 from splatcli.sfm.images import SfmInput, readable
 from splatcli.sfm.lens import choose_lenses, own_lenses
 from splatcli.sfm.mapping import centers_of, name_and_colour, rig_cameras, run_global_mapper, run_mapper
@@ -34,6 +34,7 @@ from splatcli.sfm.options import (
     FISHEYE,
     LOCK,
     MIN_IMAGES,
+    MOST_FRAMES,
     STATIONARY,
     VIDEO_FRAMES,
     Matching,
@@ -46,7 +47,7 @@ from splatcli.sfm.report import model_facts, versions
 from splatcli.sfm.static_masks import write_static_masks
 from splatcli.sfm.stationary import Places, boxes_of, drop_stationary, find_stationary
 from splatcli.sfm.triangulate import hold_lenses, pairs_by_pose, triangulate
-from splatcli.sfm.video import sharpest, sharpness, write_frames, write_more_frames
+from splatcli.sfm.video import Video, read_video, sharpest, sharpness, write_frames, write_more_frames
 
 #: Share of the images that may lack in a model without a try of fisheyes, and that these must register more.
 _FEW_LACKING = 0.1
@@ -91,6 +92,7 @@ class Job:
         self.seconds: dict[str, float] = {}
         self.unreadable: dict[str, str] = {}
         self.panoramas: list[str] = []
+        self.videos: dict[str, Video] = {}
         self._tell = tell
         self._since = time.monotonic()
 
@@ -158,7 +160,19 @@ class Job:
             "seconds": {phase: round(spent, 2) for phase, spent in self.seconds.items()},
             "threads": self.threads,
             "gpu": self.gpu,
+            "videos": [
+                {"name": name, "frames": len(frames), "hdr": self.videos[name].colour.hdr}
+                for name, frames in self._frames_of_videos(stored).items()
+            ],
             "versions": versions(),
+        }
+
+    def _frames_of_videos(self, stored: list[Stored]) -> dict[str, list[str]]:
+        """Return the frames in use of each video that can be read, by its name."""
+        folders = self.footage.frame_folders
+        return {
+            name: [item.image.name for item in stored if folder_of(item.image.name) == folders[name]]
+            for name in self.videos
         }
 
     def _how_to_match(self, count: int) -> Matching:
@@ -321,7 +335,13 @@ class Job:
             return first, None
         folder = self.folder / "work" / "gaps"
         folder.mkdir()
-        names = write_more_frames(self.footage.path, folder, stretches, self._phase("more frames"))
+        names: list[str] = []
+        phase = self._phase("more frames")
+        for name, within in self.footage.frame_folders.items():
+            if within in stretches:
+                (folder / within).mkdir(parents=True, exist_ok=True)
+                more_of = write_more_frames(self.videos[name], folder / within, stretches[within], phase)
+                names += [str(PurePosixPath(within, frame)) for frame in more_of]
         headers, _ = readable(SfmInput(folder, tuple(names)), max_pixels(None))
         more = [SfmImage.of(name, folder, header) for name, header in headers.items()]
         database = folder / "database.db"
@@ -355,7 +375,9 @@ class Job:
         kept = [item for item in stored if item.image.name in chosen or item.number in used]
         for item in kept:
             if item.image.name not in chosen:
-                item.image.path.rename(self.folder / "images" / item.image.name)
+                place = self.folder / "images" / item.image.name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                item.image.path.rename(place)
         return kept
 
     def _retry(self, mapped: Mapped) -> tuple[Mapped, dict[str, Any] | None]:
@@ -421,12 +443,7 @@ class Job:
         """
         footage = self.footage
         if footage.is_video:
-            count = self.options.frames or VIDEO_FRAMES
-            names = frames or write_frames(footage.path, self.folder / "images", count, self._phase("frames"))
-            self._frame_list.write_text(json.dumps(names), encoding="utf-8")
-            for path in (self.folder / "images").iterdir():
-                if path.name not in names:
-                    path.unlink()  # a Job that was stopped had added it
+            names = self._frames(frames)
             footage = SfmInput(self.folder / "images", tuple(names))
             self._check_count(names)
         headers, bad = readable(footage, max_pixels(None))
@@ -436,7 +453,7 @@ class Job:
         panoramas = [] if self.footage.is_video or cameras is not None else self._panoramas(footage, headers, bad)
         self._leave_out(bad)
         images = [SfmImage.of(name, footage.path, header, footage.mask(name)) for name, header in headers.items()]
-        if self.options.frames is not None and self.options.frames < len(images):
+        if not self.footage.is_video and self.options.frames is not None and self.options.frames < len(images):
             images = self._sharpest(images, self.options.frames)
         self._check_count([image.name for image in [*images, *panoramas]])
         if not self.footage.is_video:
@@ -445,6 +462,36 @@ class Job:
                 if image.mask is not None:
                     link(image.mask, self.folder / "masks" / footage.masks[image.name])
         return sorted([*images, *panoramas], key=lambda image: image.name)
+
+    def _frames(self, known: list[str] | None) -> list[str]:
+        """Write frames of the videos to images/, and return their names; those that are there already, where known."""
+        footage = self.footage
+        for name in footage.videos:
+            try:
+                self.videos[name] = read_video(footage.path / name)
+            except SceneError as problem:
+                if len(footage.videos) == 1:
+                    raise
+                self.unreadable[name] = problem.what
+        if not self.videos:
+            first, reason = next(iter(self.unreadable.items()))
+            raise SceneError(
+                f"none of the {len(footage.videos)} videos can be read; the first, {first}, {reason}",
+                where=footage.path,
+                remedy="try them in a player; copy them again",
+            )
+        if known is None:
+            most = self.options.frames or min(VIDEO_FRAMES * len(self.videos), MOST_FRAMES)
+            by_folder = {footage.frame_folders[name]: video for name, video in self.videos.items()}
+            names = write_frames(by_folder, self.folder / "images", most, self._phase("frames"))
+        else:
+            names = known
+        self._frame_list.write_text(json.dumps(names), encoding="utf-8")
+        images, there = self.folder / "images", set(names)
+        for path in list(images.rglob("*")):
+            if path.is_file() and path.relative_to(images).as_posix() not in there:
+                path.unlink()  # a Job that was stopped had added it
+        return names
 
     def _panoramas(self, footage: SfmInput, headers: dict[str, Header], bad: dict[str, SplatError]) -> list[SfmImage]:
         """Write the faces of panoramas and return them; take the panoramas out of ``headers``."""

@@ -32,6 +32,8 @@ AUTO = "auto"
 FISHEYE = "OPENCV_FISHEYE"
 #: Frames taken from a video, by default: exhaustive matching of so many takes minutes on a small machine.
 VIDEO_FRAMES = 120
+#: ... and from several at most.
+MOST_FRAMES = 300
 #: The folder beside the database with the colours of the features, a file for each image in it.
 COLOURS = "colours"
 #: The file beside the database with the places where features do not move.
@@ -57,7 +59,8 @@ class SfmOptions:
     mapper: incremental adds image after image to a model; global estimates all rotations, then all positions, at once.
     max_image_size: pixels of the longer side at which features are looked for; larger images are reduced for that.
     max_features: the strongest that are kept of an image.
-    frames: at most so many, the sharpest of as many equal stretches; None takes all images, VIDEO_FRAMES of a video.
+    frames: at most so many, the sharpest of as many equal stretches; None takes all images, VIDEO_FRAMES of a video,
+        and at most MOST_FRAMES of several.
     seed: of every random choice.
     georeference: align with the GPS positions of the images: always, never, or where these are good enough.
     scale_from: "A,B,LENGTH": the cameras of the images A and B are LENGTH metres apart; None leaves the scale as it is.

@@ -34,6 +34,7 @@ def run_worker(
     request = {
         "path": str(footage.path),
         "names": footage.names,
+        "videos": footage.videos,
         "masks": dict(footage.masks),
         "mask_folder": None if footage.mask_folder is None else str(footage.mask_folder),
         "static_masks": footage.static_masks,

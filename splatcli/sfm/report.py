@@ -141,6 +141,11 @@ def doubts(facts: dict[str, Any]) -> list[str]:
         )
     if unread := facts.get("not_read"):
         found.append(unread_note(unread))
+    if videos := facts.get("videos_left_out"):
+        are = "1 video among the images is" if len(videos) == 1 else f"{len(videos)} videos among the images are"
+        found.append(
+            f"{are} left out, {videos[0]}: images made of it are used (ffmpeg -i VIDEO -vf fps=2 clip_%06d.png)"
+        )
     for fact in facts.get("stationary") or []:
         places = "; ".join("x {} to {}, y {} to {}".format(*(box[i] for i in (0, 2, 1, 3))) for box in fact["boxes"])
         found.append(
@@ -174,6 +179,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         ("points", f"{facts['points']:,}, each seen in {facts['track_length']:.1f} images"),
         *(("camera", text) for text in cameras[:_SHOWN]),
         *(("lens", _lens(lens)) for lens in facts.get("lenses", [])[:_SHOWN]),
+        *_videos(facts.get("videos") or []),
         *([("panoramas", f"{len(facts['panoramas'])}, each cut into faces")] if facts.get("panoramas") else []),
         *(
             [("masks", f"of {facts['masks']} images; {_MASKS[bool(facts.get('static_masks'))]}")]
@@ -192,6 +198,19 @@ def lines(facts: dict[str, Any]) -> list[str]:
         if names:
             rows.append((title, listed(names, _MAX_LISTED)))
     return [f"{title:<20}{text}" for title, text in rows]
+
+
+def _videos(videos: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return a row on several videos, or on one of HDR."""
+    kinds = sorted({video["hdr"] for video in videos if video["hdr"]})
+    hdr = f"HDR ({' and '.join(kinds)}), converted to sRGB" if kinds else ""
+    if len(videos) == 1:
+        return [("video", hdr)] if hdr else []
+    if not videos:
+        return []
+    count = sum(bool(video["hdr"]) for video in videos)
+    shares = listed([f"{video['frames']} of {video['name']}" for video in videos], _MAX_LISTED)
+    return [("videos", f"frames: {shares}" + (f"; {count} are {hdr}" if hdr else ""))]
 
 
 def _added(facts: dict[str, Any] | None) -> list[tuple[str, str]]:

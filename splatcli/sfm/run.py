@@ -1,6 +1,6 @@
 """Structure from motion as a folder: made once for the same images and options, whole or not at all.
 
-DIR/images/    the images, linked, or the frames of a video
+DIR/images/    the images, linked, or the frames of videos
 DIR/masks/     their masks, linked, where there are any
 DIR/sparse/0/  COLMAP's binary model; further ones, which nothing connects with it, are in sparse/1/ and so on
 DIR/sfm.json   what it was made from, and the report
@@ -87,7 +87,8 @@ def run_sfm(
     with ended_by_signals(), _temporary(folder, _features_key(key, options, gpu), keep_failed) as made:
         threads = machine.cores()
         facts = run_worker(footage, options, made, threads=threads, gpu=gpu, tell=tell)
-        facts = {"source": str(footage.path), **facts, "not_read": list(footage.unread), "key": key}
+        facts = {"source": str(footage.path), **facts, "not_read": list(footage.unread)}
+        facts |= {"videos_left_out": list(footage.videos_beside), "key": key}
         known = _known(folder) or {}
         if not overwrite and _is_made(folder, known, key):  # by another call meanwhile
             shutil.rmtree(made)
@@ -134,9 +135,9 @@ def _torch_sees_gpu() -> bool:
 def _free_place(beside: Path, footage: SfmInput, key: dict[str, Any]) -> Path:
     """Return the first of NAME-sfm, NAME-sfm-2, ... that holds these cameras, all of them, or nothing yet."""
     source = footage.path
-    if source.name == "images" and not footage.is_video:
+    if source.name == "images" and source.is_dir():
         source = source.parent
-    first = beside / f"{(source.stem if footage.is_video else source.name) or 'photos'}-sfm"
+    first = beside / f"{(source.stem if source.is_file() else source.name) or 'photos'}-sfm"
     place, number = first, 2
     _finish_put(place)
     while os.path.lexists(place):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import groupby, islice
+from dataclasses import dataclass
+from itertools import accumulate, groupby, islice, pairwise
 from operator import itemgetter
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import imageio.v3 as imageio
@@ -19,37 +20,102 @@ from scipy.ndimage import laplace
 
 from splatcli.errors import ResourceError, SceneError
 from splatcli.sfm.gaps import frame_name
+from splatcli.sfm.video_colour import Colour, colour_of, to_srgb
 
 #: Packages that read videos -> imageio's name of the plugin; the first turns frames as the phone was held.
 _PLUGINS = {"imageio_ffmpeg": "FFMPEG", "av": "pyav"}
 
+Samples = NDArray[np.uint8] | NDArray[np.uint16]
+Frame = tuple[int, Any]
 
-def write_frames(video: Path, folder: Path, count: int, progress: Callable[[int, int], None]) -> list[str]:
-    """Write the sharpest frame of each of ``count`` equal stretches, as frame_000123.png; numbers are the video's.
 
-    progress: hears frames read, and how many the video says it has. Raises SceneError for what is no video,
-    ResourceError without a package that reads any.
+@dataclass(frozen=True, slots=True)
+class Video:
+    """A video, and the properties that it names.
+
+    frames: how many it says it has, None where it does not say. seconds: its length, 0 where it does not say.
+    colour: of its samples. size: width and height in pixels, as its frames are given.
     """
-    with _opened(video) as plugin:
-        total = _num_frames(imageio.immeta(video, plugin=plugin), count)
-        scored = _scored(imageio.imiter(video, plugin=plugin), total, progress)
-        return _written(sharpest(scored, total, count), folder)
+
+    path: Path
+    frames: int | None
+    seconds: float
+    colour: Colour
+    size: tuple[int, int]
+
+
+def read_video(path: Path) -> Video:
+    """Return a video with the properties that it names. Raises SceneError for what is no video, ResourceError as write_frames()."""
+    with _opened(path) as plugin:
+        meta = imageio.immeta(path, plugin=plugin)
+        if plugin == "pyav":
+            colour, size = _described_by_av(path)
+        else:
+            colour = colour_of(str(meta.get("pix_fmt", "")))
+            width, height = meta.get("size") or (0, 0)
+            size = int(width), int(height)
+        return Video(path, _num_frames(meta), float(meta.get("duration") or 0), colour, size)
+
+
+def write_frames(
+    videos: Mapping[str, Video], images: Path, most: int, progress: Callable[[int, int], None]
+) -> list[str]:
+    """Write the sharpest frame of each of equal stretches of the videos, ``most`` in all, and return their names.
+
+    videos: by the folder within ``images`` that their frames are written to, "" for ``images`` itself. Frames are
+    called frame_000123.png; numbers are the video's. progress: hears frames read, and how many the videos say they
+    have. Raises SceneError for what is no video, ResourceError without a package that reads any.
+    """
+    names: list[str] = []
+    before = 0
+    said = sum(video.frames or 0 for video in videos.values())
+    for (within, video), count in zip(
+        videos.items(), shares(most, [video.seconds for video in videos.values()]), strict=True
+    ):
+        folder, read = images / within, 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def advance(done: int, total: int, before: int = before) -> None:
+            nonlocal read
+            read = done
+            progress(before + done, max(said, before + total))
+
+        with _opened(video.path) as plugin:
+            total = video.frames or count  # which keeps all up to that
+            scored = _scored(_frames(video, plugin), total, advance)
+            written = _written(sharpest(scored, total, count), folder, video.colour)
+        names += [str(PurePosixPath(within, name)) for name in written]
+        before += read
+    return names
 
 
 def write_more_frames(
-    video: Path, folder: Path, stretches: Sequence[range], progress: Callable[[int, int], None]
+    video: Video, folder: Path, stretches: Sequence[range], progress: Callable[[int, int], None]
 ) -> list[str]:
-    """Write the sharpest frame of each range of frame indices, as write_frames(); return the names.
+    """Write the sharpest frame of each range of frame indices to a folder, as write_frames(); return their names in it.
 
     stretches: disjoint, ascending. The video is read up to the end of the last one.
     """
     numbers = {index: number for number, stretch in enumerate(stretches) for index in stretch}
     total = max(numbers, default=-1) + 1
-    with _opened(video) as plugin, ExitStack() as stack:
-        frames: Any = imageio.imiter(video, plugin=plugin)
+    with _opened(video.path) as plugin, ExitStack() as stack:
+        frames = _frames(video, plugin)
         stack.callback(frames.close)
         scored = _scored(islice(frames, total), total, progress, only=numbers)
-        return _written(_best_of_each(((numbers[item[0]], item, score) for item, score in scored)), folder)
+        best = _best_of_each((numbers[item[0]], item, score) for item, score in scored)
+        return _written(best, folder, video.colour)
+
+
+def shares(count: int, lengths: Sequence[float]) -> list[int]:
+    """Return how many of ``count`` frames each video gives: in proportion to its length, and one at least.
+
+    lengths: 0 where a video does not say; such a video counts as the mean of the others.
+    """
+    known = [length for length in lengths if length > 0]
+    mean = sum(known) / len(known) if known else 1.0
+    filled = [length if length > 0 else mean for length in lengths]
+    ends = [round(count * part / sum(filled)) for part in accumulate(filled)]
+    return [max(1, end - start) for start, end in pairwise([0, *ends])]
 
 
 @contextmanager
@@ -73,29 +139,61 @@ def _opened(video: Path) -> Iterator[str]:
         ) from None
 
 
-Frame = tuple[int, NDArray[np.uint8]]
+def _frames(video: Video, plugin: str) -> Generator[Samples]:
+    """Give the frames [H, W, 3] of a video: of 8 bits, or of 16 where they are converted to sRGB later."""
+    kind: dict[str, Any] = {}
+    matrix = video.colour.assumed_matrix(*video.size)
+    if plugin == "FFMPEG":
+        kind = {"dtype": "uint16"} if video.colour.converts else {}
+        kind |= {"output_params": ["-vf", f"scale=in_color_matrix={matrix}"]} if matrix else {}
+    elif plugin == "pyav":
+        kind = {"format": "rgb48le"} if video.colour.converts else {}
+        kind |= {"filter_sequence": [("scale", f"in_color_matrix={matrix}")]} if matrix else {}
+    frames: Any = imageio.imiter(video.path, plugin=plugin, **kind)
+    try:
+        yield from frames
+    finally:
+        frames.close()
 
 
-def _written(frames: Iterable[Frame], folder: Path) -> list[str]:
+#: PyAV's numbers of what it names no further -> ffmpeg's names: primaries, transfer functions.
+_AV_PRIMARIES = {9: "bt2020", 12: "smpte432"}
+_AV_TRANSFERS = {16: "smpte2084", 18: "arib-std-b67"}
+#: PyAV's number of a matrix that the video does not name.
+_AV_UNSPECIFIED = 2
+
+
+def _described_by_av(path: Path) -> tuple[Colour, tuple[int, int]]:
+    import av  # type: ignore[import-not-found]
+
+    with av.open(str(path)) as container:
+        codec = container.streams.video[0].codec_context
+        matrix = "" if codec.colorspace == _AV_UNSPECIFIED else "named"
+        colour = Colour(matrix, _AV_PRIMARIES.get(codec.color_primaries, ""), _AV_TRANSFERS.get(codec.color_trc, ""))
+        return colour, (codec.width, codec.height)
+
+
+def _written(frames: Iterable[Frame], folder: Path, colour: Colour) -> list[str]:
     names = []
     for index, frame in frames:
         names.append(frame_name(index))
+        pixels = to_srgb(frame, colour) if colour.converts else frame
         # Level 1: a frame is read twice more and then stays; a third of the time for a tenth of the room.
-        Image.fromarray(frame).save(folder / names[-1], compress_level=1)
+        Image.fromarray(pixels).save(folder / names[-1], compress_level=1)
     return names
 
 
-def _num_frames(meta: dict[str, Any], count: int) -> int:
-    """Return how many frames a video says it has; ``count`` where it does not say, which keeps all up to that."""
+def _num_frames(meta: dict[str, Any]) -> int | None:
+    """Return how many frames a video says it has, None where it does not say."""
     said = meta.get("nframes", math.inf)
     if math.isfinite(said) and said >= 1:
         return int(said)
     length = float(meta.get("duration") or 0) * float(meta.get("fps") or 0)
-    return max(1, round(length)) if math.isfinite(length) and length >= 1 else count
+    return max(1, round(length)) if math.isfinite(length) and length >= 1 else None
 
 
 def _scored(
-    frames: Iterable[NDArray[np.uint8]],
+    frames: Iterable[Samples],
     total: int,
     progress: Callable[[int, int], None],
     only: Container[int] | None = None,
@@ -113,9 +211,9 @@ _JUDGED_AT = 512
 Item = TypeVar("Item")
 
 
-def sharpness(rgb: NDArray[np.uint8]) -> float:
+def sharpness(rgb: Samples) -> float:
     """Return the variance of the Laplacian of the luminance, [H, W, 3] or [H, W]; larger is sharper, 0 is flat."""
-    picture = Image.fromarray(rgb).convert("L")
+    picture = Image.fromarray(rgb if rgb.dtype == np.uint8 else (rgb >> 8).astype(np.uint8)).convert("L")
     picture.thumbnail((_JUDGED_AT, _JUDGED_AT), Image.Resampling.BOX)
     return float(laplace(np.asarray(picture, dtype=np.float32)).var())
 

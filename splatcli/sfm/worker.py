@@ -29,7 +29,12 @@ def main() -> None:
     request = json.load(sys.stdin)
     masks = None if request["mask_folder"] is None else Path(request["mask_folder"])
     footage = SfmInput(
-        Path(request["path"]), tuple(request["names"]), request["masks"], masks, (), request["static_masks"]
+        Path(request["path"]),
+        tuple(request["names"]),
+        request["masks"],
+        masks,
+        videos=tuple(request["videos"]),
+        static_masks=request["static_masks"],
     )
 
     def tell(phase: str, done: int, total: int) -> None:

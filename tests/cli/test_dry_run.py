@@ -55,7 +55,7 @@ def test_images_without_cameras_are_said_to_need_them(splat: Splat, tiny_scene: 
     before = everything(tmp_path)
     done = splat("train", tmp_path / "photos", "--dry-run", "-o", tmp_path / "run")
     assert done.code == 0, done.err
-    assert done.lines[0] == f"reads  {tmp_path / 'photos'}: images or a video without cameras"
+    assert done.lines[0] == f"reads  {tmp_path / 'photos'}: images or videos without cameras"
     assert done.lines[1].startswith(f"makes  {tmp_path / 'photos-sfm'}: their cameras, by splat sfm")
     assert everything(tmp_path) == before
 

@@ -86,6 +86,27 @@ def job(video: Path, folder: Path, frames: int) -> Job:
 
 
 @pipes_stay_open
+def test_gaps_of_several_videos_are_filled_from_their_own(tmp_path: Path, monkeypatch, capfd) -> None:
+    """The first video has the slow part and the pan, the second turns back over the end of it."""
+    monkeypatch.chdir(tmp_path)
+    made, blur = pictures(POSES), ImageFilter.GaussianBlur(0.5)
+    first = [made[pose].filter(blur) if index in PAN else made[pose] for index, pose in enumerate(POSES)]
+    (tmp_path / "clips").mkdir()
+    write_video(tmp_path / "clips" / "a.mp4", first)
+    write_video(tmp_path / "clips" / "b.mp4", first[:-10:-1])
+    asked = ["--frames", "11", "--max-features", "1000", "--camera-model", "SIMPLE_RADIAL", "-o", "scene", "--json"]
+    assert run(["sfm", "clips", *asked]) == 0
+    facts = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert [video["name"] for video in facts["videos"]] == ["a.mp4", "b.mp4"]
+    assert facts["added_frames"]["frames"] > 0
+    assert facts["registered"] == facts["total"]
+    there = [path.relative_to(tmp_path / "scene/images") for path in (tmp_path / "scene/images").rglob("*.png")]
+    in_first = [int(path.stem.removeprefix("frame_")) for path in there if path.parent.name == "a"]
+    assert set(in_first) & set(PAN)
+    assert sum(video["frames"] for video in facts["videos"]) == len(there) == facts["total"]
+
+
+@pipes_stay_open
 def test_a_job_that_was_stopped_among_added_frames_goes_on(walk: Path, tmp_path: Path, monkeypatch) -> None:
     last = job(walk, tmp_path / "scene", CHOSEN)
     with monkeypatch.context() as patched:
@@ -119,15 +140,16 @@ def test_gaps_lie_between_neighbours_that_share_no_model() -> None:
     assert find_gaps(names, [{"a", "b", "d"}, {"e", "f"}]) == [("b", "c"), ("c", "d"), ("d", "e")]
     assert find_gaps(names, [set(names)]) == []
     assert find_gaps(names[:3], []) == [("a", "b"), ("b", "c")]
+    assert find_gaps(["x/a", "x/b", "y/a", "y/b"], []) == [("x/a", "x/b"), ("y/a", "y/b")]
 
 
 def test_stretches_leave_out_what_was_chosen_and_are_as_many_as_asked() -> None:
     gap = ("frame_000010.png", "frame_000020.png")
-    assert stretches_in([gap], 9) == [range(11, 14), range(14, 17), range(17, 20)]
-    assert stretches_in([gap, ("frame_000020.png", "frame_000022.png")], 5) == [
-        range(11, 15),
-        range(15, 20),
-        range(21, 22),
-    ]
-    assert stretches_in([("frame_000003.png", "frame_000004.png")], 9) == []
-    assert stretches_in([], 9) == []
+    assert stretches_in([gap], 9) == {"": [range(11, 14), range(14, 17), range(17, 20)]}
+    assert stretches_in([gap, ("frame_000020.png", "frame_000022.png")], 5) == {
+        "": [range(11, 15), range(15, 20), range(21, 22)]
+    }
+    second = ("b/frame_000010.png", "b/frame_000012.png")
+    assert stretches_in([gap, second], 4) == {"": [range(11, 15), range(15, 20)], "b": [range(11, 12)]}
+    assert stretches_in([("frame_000003.png", "frame_000004.png")], 9) == {}
+    assert stretches_in([], 9) == {}

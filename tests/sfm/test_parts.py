@@ -1,4 +1,4 @@
-"""The parts by themselves: sharpness and choice of frames, pairs, lenses, orientation, options, report, video."""
+"""The parts by themselves: sharpness and choice of frames, pairs, lenses, orientation, options, report."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from splatcli.errors import ResourceError, SceneError, UsageError
+from splatcli.errors import SceneError, UsageError
 from splatcli.scene.decode import Header
-from splatcli.sfm import video
 from splatcli.sfm.features import first_guess, focal_share, lens_key
 from splatcli.sfm.images import find_input, orientation_of
 from splatcli.sfm.mapping import largest_first
@@ -266,40 +265,3 @@ def test_the_report_tells_what_counts() -> None:
     assert "camera              PINHOLE, 50x50, focal length 25.0 pixels; 6 cameras" in faces
     assert "not registered      x.jpg" in text
     assert "not readable        y.jpg" in text
-
-
-def test_without_a_package_for_videos_the_message_names_it(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(video.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ResourceError, match=r"splatcli\[video\]"):
-        video.write_frames(tmp_path / "a.mp4", tmp_path, 3, lambda *_: None)
-
-
-def test_frames_of_a_video_are_the_sharpest_and_numbered(tmp_path: Path, monkeypatch) -> None:
-    """Without a package for videos on the machine: imageio's reader of GIF stands in for it."""
-    sharp = Image.open(write_noise(tmp_path / "n", 1) / "0.png")
-    frames = [sharp.filter(ImageFilter.GaussianBlur(radius)).convert("L") for radius in (3, 0, 2, 3, 2, 0.5)]
-    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
-    monkeypatch.setattr(video, "_PLUGINS", {"PIL": "pillow"})
-    monkeypatch.setattr(video, "_num_frames", lambda meta, count: 6)
-    reported: list[tuple[int, int]] = []
-    (tmp_path / "out").mkdir()
-    names = video.write_frames(tmp_path / "a.gif", tmp_path / "out", 2, lambda *words: reported.append(words))
-    assert names == ["frame_000001.png", "frame_000005.png"]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
-    assert reported[-1] == (6, 6)
-    (tmp_path / "b.mp4").write_bytes(b"no video")
-    with pytest.raises(SceneError, match="cannot be read as a video"):
-        video.write_frames(tmp_path / "b.mp4", tmp_path / "out", 2, lambda *_: None)
-
-
-@pytest.mark.parametrize(
-    ("meta", "frames"),
-    [
-        ({"nframes": 30}, 30),
-        ({"nframes": float("inf"), "duration": 2.0, "fps": 25.0}, 50),
-        ({"duration": 0.0, "fps": 25.0}, 7),
-        ({}, 7),
-    ],
-)
-def test_the_length_of_a_video_is_what_it_says(meta, frames: int) -> None:
-    assert video._num_frames(meta, 7) == frames

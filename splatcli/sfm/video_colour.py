@@ -1,0 +1,138 @@
+"""Colours of a video's frames: HDR and wide gamut to sRGB, and the matrix of HD videos that do not name theirs.
+
+Phones record HDR by default, in HLG or PQ with the primaries of BT.2020. Decoders give its samples as they are, which
+look pale on a display of sRGB, and training would learn that. Sources: ITU-R BT.2100 (HLG, PQ), BT.2408 (reference
+white), BT.2087 (primaries), IEC 61966-2-1 (sRGB).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Transfer functions of HDR, by ffmpeg's names, as people know them.
+HDR = {"arib-std-b67": "HLG", "smpte2084": "PQ"}
+#: Primaries, by ffmpeg's names -> linear RGB of them to linear RGB of sRGB.
+_TO_SRGB = {
+    "bt2020": ((1.660491, -0.587641, -0.072850), (-0.124550, 1.132900, -0.008349), (-0.018151, -0.100579, 1.118730)),
+    "smpte432": ((1.224940, -0.224940, 0.0), (-0.042057, 1.042057, 0.0), (-0.019638, -0.078636, 1.098274)),
+}
+#: Luminance of the primaries of BT.2020.
+_LUMINANCE = (0.2627, 0.6780, 0.0593)
+#: cd/m^2: of white in a scene, which becomes white of sRGB up to the tone curve, and of the brightest pixel.
+_WHITE, _PEAK = 203.0, 1000.0
+#: Up to this part of white the tone curve changes nothing.
+_KNEE = 0.5
+#: Above either, longer side and shorter, a video that names no matrix has that of BT.709, else of BT.601.
+_HD = (1279, 576)
+
+
+@dataclass(frozen=True, slots=True)
+class Colour:
+    """Matrix, primaries and transfer function that a video names, by ffmpeg's names; empty where it names none."""
+
+    matrix: str = ""
+    primaries: str = ""
+    transfer: str = ""
+
+    @property
+    def hdr(self) -> str | None:
+        """ "HLG" or "PQ", or None for a video that is not HDR."""
+        return HDR.get(self.transfer)
+
+    @property
+    def converts(self) -> bool:
+        """Whether its frames are other than sRGB, so that to_srgb() has something to do."""
+        return self.hdr is not None or self.primaries in _TO_SRGB
+
+    def assumed_matrix(self, width: int, height: int) -> str | None:
+        """Return the matrix to convert by where ffmpeg would assume another one, else None."""
+        hd = max(width, height) > _HD[0] or min(width, height) > _HD[1]
+        return "bt709" if hd and not self.matrix else None
+
+
+#: ``yuv420p10le(tv, bt2020nc/bt2020/arib-std-b67, progressive)``; one word where the three are the same.
+_WORDS = re.compile(r"\((?P<words>[^)]*)\)")
+_UNKNOWN = ("unknown", "unspecified", "reserved")
+_ONE_FOR_ALL = ("bt709", "smpte170m", "bt470bg", "smpte240m", "gbr")
+
+
+def colour_of(pixel_format: str) -> Colour:
+    """Return the colours that ffmpeg's description of a pixel format names."""
+    found = _WORDS.search(pixel_format)
+    for word in (found["words"] if found else "").split(","):
+        parts = [("" if part in _UNKNOWN else part) for part in word.strip().split("/")]
+        if len(parts) == 3:
+            return Colour(*parts)
+        if parts[0] in _ONE_FOR_ALL:
+            return Colour(*parts * 3)
+    return Colour(matrix="" if pixel_format.startswith("yuv") else "gbr")
+
+
+def to_srgb(frame: NDArray[np.uint16], colour: Colour) -> NDArray[np.uint8]:
+    """Return a frame [H, W, 3] of 16 bits in sRGB. Light brighter than white is compressed up to 1,000 cd/m^2."""
+    if colour.transfer == "smpte2084":
+        light = _pq_light()[frame]
+    elif colour.transfer == "arib-std-b67":
+        scene = _hlg_light()[frame]
+        luminance = scene @ np.array(_LUMINANCE, np.float32)
+        # The system's gamma, from the light of the scene to that of a display of 1,000 cd/m^2, acts on luminance.
+        scene *= (_PEAK / _WHITE) * np.power(luminance, np.float32(0.2))[..., None]
+        light = scene
+    else:
+        light = _srgb_light()[frame]
+    if colour.primaries in _TO_SRGB:
+        light = light @ np.array(_TO_SRGB[colour.primaries], np.float32).T
+    np.maximum(light, 0.0, out=light)
+    if colour.hdr is not None:
+        brightest = light.max(axis=-1)
+        light *= (_tone(brightest) / np.maximum(brightest, np.float32(1e-6)))[..., None]
+    np.minimum(light, 1.0, out=light)
+    return _srgb_code()[(light * np.float32(65535.0) + np.float32(0.5)).astype(np.uint16)]
+
+
+def _tone(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return x up to the knee, and beyond it a Moebius map of the slope 1 there that takes the peak to 1."""
+    peak, j = _PEAK / _WHITE, _KNEE
+    # f(x) = 1 - (1 - j) (peak - x) / ((peak - j) + c (x - j)): f(j) = j, f(peak) = 1, and f'(j) = 1 gives c.
+    c = (peak - j) / (1 - j) - 1
+    x = np.minimum(x, np.float32(peak))
+    bent = 1 - (1 - j) * (peak - x) / ((peak - j) + c * (x - j))
+    return np.where(x <= j, x, bent).astype(np.float32)
+
+
+def _codes() -> NDArray[np.float64]:
+    return np.arange(65536) / 65535.0
+
+
+@cache
+def _hlg_light() -> NDArray[np.float32]:
+    """Light of the scene, 1 at the peak, of each code: the inverse of HLG's OETF."""
+    a, b, c = 0.17883277, 0.28466892, 0.55991073
+    code = _codes()
+    return np.where(code <= 0.5, code**2 / 3, (np.exp((code - c) / a) + b) / 12).astype(np.float32)
+
+
+@cache
+def _pq_light() -> NDArray[np.float32]:
+    """Light of a display, 1 at white, of each code: PQ's EOTF."""
+    m1, m2, c1, c2, c3 = 2610 / 16384, 2523 / 32, 3424 / 4096, 2413 / 128, 2392 / 128
+    root = _codes() ** (1 / m2)
+    return ((10_000.0 / _WHITE) * (np.maximum(root - c1, 0) / (c2 - c3 * root)) ** (1 / m1)).astype(np.float32)
+
+
+@cache
+def _srgb_light() -> NDArray[np.float32]:
+    code = _codes()
+    return np.where(code <= 0.04045, code / 12.92, ((code + 0.055) / 1.055) ** 2.4).astype(np.float32)
+
+
+@cache
+def _srgb_code() -> NDArray[np.uint8]:
+    light = _codes()
+    code = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+    return np.round(255 * code).astype(np.uint8)
