@@ -372,7 +372,10 @@ def scene_with_points(
 
 
 def lacks_cameras(path: Path, data: DataConfig) -> bool:
-    """Return whether ``path`` is a video or holds images or videos only. False for one that cannot be read, which comes later."""
+    """Return whether ``path`` is a video or holds images or videos only.
+
+    False for one that cannot be read, which is found later.
+    """
     from splatcli.scene.read import has_images_only
     from splatcli.sfm.images import is_video
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -35,6 +36,8 @@ from splatcli.sfm.options import (
     LOCK,
     MIN_IMAGES,
     MOST_FRAMES,
+    PANORAMA_FRAMES,
+    PANORAMAS,
     STATIONARY,
     VIDEO_FRAMES,
     Matching,
@@ -42,7 +45,7 @@ from splatcli.sfm.options import (
     Tell,
     is_fisheye_model,
 )
-from splatcli.sfm.panorama import face_camera, is_panorama, write_faces, write_masks
+from splatcli.sfm.panorama import are_panoramas, face_camera, is_panorama, write_faces, write_masks
 from splatcli.sfm.report import model_facts, versions
 from splatcli.sfm.static_masks import write_static_masks
 from splatcli.sfm.stationary import Places, boxes_of, drop_stationary, find_stationary
@@ -170,10 +173,8 @@ class Job:
     def _frames_of_videos(self, stored: list[Stored]) -> dict[str, list[str]]:
         """Return the frames in use of each video that can be read, by its name."""
         folders = self.footage.frame_folders
-        return {
-            name: [item.image.name for item in stored if folder_of(item.image.name) == folders[name]]
-            for name in self.videos
-        }
+        used = {item.image.panorama[0] if item.image.panorama else item.image.name for item in stored}
+        return {name: [frame for frame in used if folder_of(frame) == folders[name]] for name in self.videos}
 
     def _how_to_match(self, count: int) -> Matching:
         """Return how images are chosen for matching, ``count`` of them, where no poses are known."""
@@ -214,7 +215,7 @@ class Job:
             )
             return replace(matched, models=[model]), None, None
         mapped, added = replace(matched, models=self._map("mapping", database, folder, len(stored))), None
-        if self.footage.is_video:
+        if self.footage.is_video and not self.panoramas:
             mapped, added = self._fill_gaps(mapped, images, self._how_to_match(len(stored)), places)
         mapped, retried = self._retry(mapped)
         return self._try_fisheyes(mapped), added, retried
@@ -434,7 +435,13 @@ class Job:
             names: list[str] = json.loads(self._frame_list.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return names if all((self.folder / "images" / name).is_file() for name in names) else None
+        folders = (self.folder / "images", self._apart)
+        return names if all(any((folder / name).is_file() for folder in folders) for name in names) else None
+
+    @property
+    def _apart(self) -> Path:
+        """The folder of frames that are panoramas, whose faces lie in images/."""
+        return self.folder / "work" / PANORAMAS
 
     def _images(self, frames: list[str] | None) -> list[SfmImage]:
         """Return the images to work on, in name order; they lie in, or are linked from, images/ then.
@@ -444,13 +451,19 @@ class Job:
         footage = self.footage
         if footage.is_video:
             names = self._frames(frames)
-            footage = SfmInput(self.folder / "images", tuple(names))
             self._check_count(names)
+            spherical = tuple(name for name in names if (self._apart / name).is_file())
+            footage = SfmInput(self.folder / "images", tuple(name for name in names if name not in spherical))
         headers, bad = readable(footage, max_pixels(None))
         cameras = self.options.cameras
         if cameras is not None:
             headers = {name: header for name, header in headers.items() if name in cameras}
-        panoramas = [] if self.footage.is_video or cameras is not None else self._panoramas(footage, headers, bad)
+        panoramas: list[SfmImage] = []
+        if self.footage.is_video:
+            apart = SfmInput(self._apart, spherical)
+            panoramas = self._faces(apart, readable(apart, max_pixels(None))[0], bad)
+        elif cameras is None:
+            panoramas = self._panoramas(footage, headers, bad)
         self._leave_out(bad)
         images = [SfmImage.of(name, footage.path, header, footage.mask(name)) for name, header in headers.items()]
         if not self.footage.is_video and self.options.frames is not None and self.options.frames < len(images):
@@ -483,7 +496,8 @@ class Job:
         if known is None:
             most = self.options.frames or min(VIDEO_FRAMES * len(self.videos), MOST_FRAMES)
             by_folder = {footage.frame_folders[name]: video for name, video in self.videos.items()}
-            names = write_frames(by_folder, self.folder / "images", most, self._phase("frames"))
+            written = write_frames(by_folder, self.folder / "images", most, self._phase("frames"))
+            names = self._set_panoramas_apart(written)
         else:
             names = known
         self._frame_list.write_text(json.dumps(names), encoding="utf-8")
@@ -491,31 +505,58 @@ class Job:
         for path in list(images.rglob("*")):
             if path.is_file() and path.relative_to(images).as_posix() not in there:
                 path.unlink()  # a Job that was stopped had added it
+        for path in sorted(images.rglob("*"), reverse=True):
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
         return names
+
+    def _set_panoramas_apart(self, frames: list[str]) -> list[str]:
+        """Move frames of videos that show panoramas out of images/, fewer by default; return the frames to work on."""
+        shutil.rmtree(self._apart, ignore_errors=True)
+        images, kept = self.folder / "images", []
+        for folder, of_one in groupby(frames, key=folder_of):
+            names = list(of_one)
+            if not are_panoramas([images / name for name in names]):
+                kept += names
+                continue
+            most = min(len(names), len(names) if self.options.frames else PANORAMA_FRAMES)
+            names = [names[(2 * i + 1) * len(names) // (2 * most)] for i in range(most)]
+            (self._apart / folder).mkdir(parents=True)
+            for name in names:
+                (images / name).rename(self._apart / name)
+            kept += names
+        return kept
 
     def _panoramas(self, footage: SfmInput, headers: dict[str, Header], bad: dict[str, SplatError]) -> list[SfmImage]:
         """Write the faces of panoramas and return them; take the panoramas out of ``headers``."""
-        faces: list[SfmImage] = []
+        found: dict[str, Header] = {}
         for name, header in list(headers.items()):
-            path = footage.path / name
             try:
-                if not is_panorama(path, header):
-                    continue
-                if self.options.mapper == "global":
-                    raise UsageError(
-                        f"{name} is a panorama, which needs the incremental mapper",
-                        where="--mapper",
-                        remedy="leave out --mapper global, or the panorama",
-                    )
-                written = write_faces(path, self.folder / "images" / name)
+                if is_panorama(footage.path / name, header):
+                    found[name] = headers.pop(name)
+            except SceneError as problem:
+                bad[name] = problem
+                del headers[name]
+        return self._faces(footage, found, bad)
+
+    def _faces(self, footage: SfmInput, headers: dict[str, Header], bad: dict[str, SplatError]) -> list[SfmImage]:
+        """Write the faces of the panoramas ``headers`` of ``footage``, and return them."""
+        faces: list[SfmImage] = []
+        for name, header in headers.items():
+            if self.options.mapper == "global":
+                raise UsageError(
+                    f"{name} is a panorama, which needs the incremental mapper",
+                    where="--mapper",
+                    remedy="leave out --mapper global, or the panorama",
+                )
+            try:
+                written = write_faces(footage.path / name, self.folder / "images" / name)
                 mask = footage.mask(name)
                 place = self.folder / "masks" / name
                 masks = [] if mask is None else write_masks(mask, header.width, header.height, place)
             except SceneError as problem:
                 bad[name] = problem
-                del headers[name]
                 continue
-            del headers[name]
             self.panoramas.append(name)
             lens = face_camera(header.width)
             size = int(lens.width), int(lens.height)
@@ -612,6 +653,7 @@ def remove_unfinished(folder: Path, *, keep_images: bool) -> None:
         "database.db-shm",
         COLOURS,
         "frames.json",
+        PANORAMAS,
         STATIONARY,
     )
     for path in [*folder.iterdir(), *(folder / "work").iterdir()]:

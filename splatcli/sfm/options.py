@@ -34,6 +34,10 @@ FISHEYE = "OPENCV_FISHEYE"
 VIDEO_FRAMES = 120
 #: ... and from several at most.
 MOST_FRAMES = 300
+#: ... and from one of panoramas, each of which becomes six images.
+PANORAMA_FRAMES = 40
+#: The folder beside the database with frames of videos that are panoramas.
+PANORAMAS = "panoramas"
 #: The folder beside the database with the colours of the features, a file for each image in it.
 COLOURS = "colours"
 #: The file beside the database with the places where features do not move.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.decode import Header, decode_nonzero, decode_rgb, open_image
+from splatcli.scene.decode import Header, decode_nonzero, decode_rgb, open_image, read_header
 
 #: Faces of a panorama, side by side all around. The ground below the camera and the sky above are in none of them.
 FACES = 6
@@ -26,6 +27,8 @@ _GPANO = re.compile(rb"ProjectionType\W{1,3}\s*equirectangular", re.IGNORECASE)
 _SEAM, _POLE = 3.0, 12.0
 #: Pixels of a row whose ends say something.
 _LEAST_WIDTH = 64
+#: Frames of a video by which it is recognised.
+_LOOKED_AT = 9
 
 
 def is_panorama(path: Path, header: Header) -> bool:
@@ -48,6 +51,12 @@ def is_panorama(path: Path, header: Header) -> bool:
             )
         return True
     return whole and header.width >= _LEAST_WIDTH and _closes(decode_rgb(path, (0, 0, 0)))
+
+
+def are_panoramas(frames: Sequence[Path]) -> bool:
+    """Return whether most of nine frames of a video, evenly spaced, are whole equirectangular panoramas."""
+    some = [frames[i * len(frames) // _LOOKED_AT] for i in range(_LOOKED_AT)] if frames else []
+    return sum(is_panorama(path, read_header(path)) for path in some) > _LOOKED_AT // 2
 
 
 def _closes(rgb: NDArray[np.uint8]) -> bool:

@@ -45,7 +45,7 @@ class Video:
 
 
 def read_video(path: Path) -> Video:
-    """Return a video with the properties that it names. Raises SceneError for what is no video, ResourceError as write_frames()."""
+    """Return a video with the properties that it names. Raises what write_frames() does."""
     with _opened(path) as plugin:
         meta = imageio.immeta(path, plugin=plugin)
         if plugin == "pyav":

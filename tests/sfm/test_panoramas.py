@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,17 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.decode import decode_rgb, read_header
 from splatcli.scene.georeference import similarity_of
 from splatcli.sfm.panorama import FACES, cut, face_camera, face_from_rig, is_panorama, write_masks
+from splatcli.sfm.process import run_worker
 from tests.native.cases import NEEDS_COMPILER
 from tests.sfm import corner, panoramas
+from tests.sfm.test_gaps import pipes_stay_open, write_video
 
 REAL = Path(__file__).parents[3] / "shared/data/pano/images"
+
+
+def stopped_at_the_end(*args: Any, **named: Any) -> dict[str, Any]:
+    run_worker(*args, **named)
+    raise KeyboardInterrupt
 
 
 def taken_for_one(path: Path) -> bool:
@@ -120,3 +128,26 @@ def test_panoramas_are_solved_and_trained_on(tmp_path: Path, capfd) -> None:
     words = ["-n", "2", "--sh-degree", "0", "--device", "cpu", "-r", "2", "--json"]
     assert run(["train", str(scene), "-o", str(tmp_path / "run"), *words]) == 0
     assert json.loads(capfd.readouterr().out.splitlines()[-1])["reason"] == "finished"
+
+
+@pipes_stay_open
+def test_frames_of_a_video_of_panoramas_are_solved_as_rigs(tmp_path: Path, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)
+    frames = [panoramas.image(i) for i in range(panoramas.COUNT) for _ in range(2)]
+    write_video(tmp_path / "walk.mp4", [Image.fromarray(frame) for frame in frames])
+    words = ["sfm", "walk.mp4", "--frames", str(panoramas.COUNT), "--max-features", "1000", "-o", "scene", "--json"]
+    with monkeypatch.context() as patched:
+        patched.setattr("splatcli.sfm.run.run_worker", stopped_at_the_end)
+        assert run(words) == 130
+    kept = list(tmp_path.glob("scene.tmp.*/work/panoramas/*.png"))
+    assert len(kept) == panoramas.COUNT
+    capfd.readouterr()
+    assert run(words) == 0  # from the frames that the first call kept
+    facts = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert len(facts["panoramas"]) == panoramas.COUNT
+    assert facts["registered"] == facts["total"] == FACES * panoramas.COUNT
+    assert facts["videos"] == [{"name": "", "frames": panoramas.COUNT, "hdr": None}]
+    model = pycolmap.Reconstruction(tmp_path / "scene/sparse/0")
+    assert len(model.frames) == panoramas.COUNT
+    there = sorted(path.relative_to("scene/images").as_posix() for path in Path("scene/images").rglob("*.*g"))
+    assert there == sorted([*(image.name for image in model.images.values()), *facts["panoramas"]])
