@@ -32,6 +32,8 @@ MIN_POSITIONS = 5
 _TRIALS = 500
 #: Positions further off than so many robust standard deviations are outliers.
 _OUTLIER = 3.0
+#: A standard deviation below this part of the positions' extent is as good as none: models are no more exact.
+_EXACT = 1e-3
 #: A median of the lengths of normal residuals in three axes is so many standard deviations of one axis.
 _MEDIAN_LENGTH = 1.538
 #: Part of the positions that has to agree.
@@ -139,10 +141,11 @@ def fit_similarity(old: NDArray[np.float64], new: NDArray[np.float64], what: str
     check_spread(new, what)
     check_spread(old, "cameras")
     used = _agreeing(old, new)
+    exact = _EXACT * math.sqrt(float(new[used].var(axis=0).sum()))
     for _ in range(10):
         similarity = similarity_of(old[used], new[used])
         lengths = np.linalg.norm(new - similarity(old), axis=1)
-        limit = _OUTLIER * math.sqrt(3) * max(_sigma(lengths[used], 1.0), _robust(lengths), 1e-9)
+        limit = _OUTLIER * math.sqrt(3) * max(_sigma(lengths[used], 1.0), _robust(lengths), exact)
         again = lengths <= limit
         if (again == used).all():
             break
@@ -241,12 +244,15 @@ class Georeference:
         }
 
 
-def georeference(centers: Mapping[str, NDArray[np.float64]], folder: Path) -> Georeference:
-    """Fit cameras to the positions in the EXIF of their images. Raises PositionsError.
+def georeference(
+    centers: Mapping[str, NDArray[np.float64]], positions: Mapping[str, tuple[float, float, float]]
+) -> Georeference:
+    """Fit cameras to the positions of their images. Raises PositionsError.
 
-    centers: name of the image below ``folder`` -> [3] position of its camera in the model.
+    centers: name of the image -> [3] position of its camera in the model.
+    positions: name -> latitude, longitude, height; of some images, see position_of().
     """
-    known = {name: place for name in sorted(centers) if (place := position_of(folder / name)) is not None}
+    known = {name: positions[name] for name in sorted(centers) if name in positions}
     if not known:
         raise PositionsError("no image has a GPS position with a height")
     places = np.array(list(known.values()))

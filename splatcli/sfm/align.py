@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,6 +15,7 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.control_points import ControlPoints, fit_control_points
 from splatcli.scene.decode import read_header
 from splatcli.scene.georeference import PositionsError, Similarity, georeference, position_of, write_sidecar
+from splatcli.sfm.flight_log import Place
 from splatcli.sfm.images import SfmInput, orientation_of
 from splatcli.sfm.mapping import centers_of
 from splatcli.sfm.options import SfmOptions
@@ -26,12 +27,14 @@ class Alignment:
 
     folder: of the scene; receives what readers need to go back to the Earth, see write_sidecar().
     panoramas: the files whose faces are images of the model.
+    recorded: positions of frames of videos, by their names.
     """
 
     footage: SfmInput
     options: SfmOptions
     folder: Path
     panoramas: Sequence[str]
+    recorded: Mapping[str, Place] = field(default_factory=dict)
 
     def apply(self, model: pycolmap.Reconstruction) -> dict[str, Any]:
         """Give the model metres, and a place where GPS or control points say so; return what was done, or why not."""
@@ -41,11 +44,13 @@ class Alignment:
             return self._control(model, ControlPoints.from_dict(self.options.control_points))
         if self.options.scale_from is not None:
             return self._scale(model)
-        if self.options.georeference == "off" or self.footage.is_video:
-            return {"applied": False, "reason": "off" if self.options.georeference == "off" else "videos have no GPS"}
+        if self.options.georeference == "off":
+            return {"applied": False, "reason": "off"}
+        if self.footage.is_video and not self.recorded:
+            return {"applied": False, "reason": "videos have no GPS"}
         try:
             centers = {self._source(name): center for name, center in centers_of(model).items()}
-            found = georeference(centers, self.footage.path)
+            found = georeference(centers, self.recorded if self.footage.is_video else self._exif(centers))
         except PositionsError as reason:
             if self.options.georeference == "on":
                 raise SceneError(
@@ -64,6 +69,9 @@ class Alignment:
         write_sidecar(self.folder, found.document())
         return {"applied": True, "origin": list(found.origin), **found.facts()}
 
+    def _exif(self, names: Iterable[str]) -> dict[str, Place]:
+        return {name: place for name in names if (place := position_of(self.footage.path / name)) is not None}
+
     def _source(self, name: str) -> str:
         """Return the file that an image of the model was taken from."""
         source = str(PurePosixPath(name).parent)
@@ -79,9 +87,8 @@ class Alignment:
         model.transform(pycolmap.Sim3d(similarity.matrix))
         facts = {"metres_per_unit": similarity.scale, "scale_from": self.options.scale_from}
         write_sidecar(self.folder, {"version": 1, "frame": "metres, axes as they came", **facts})
-        unused = 0
-        if not self.footage.is_video:
-            unused = sum(position_of(self.footage.path / self._source(name)) is not None for name in centers)
+        sources = [self._source(name) for name in centers]
+        unused = sum(name in self.recorded for name in sources) or len(self._exif(sources))
         return {"applied": True, **facts, "unused_positions": unused}
 
     def _center(self, name: str, centers: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:

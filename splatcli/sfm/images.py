@@ -22,6 +22,7 @@ from splatcli.scene.find_images import (
 from splatcli.scene.masks import ALPHA, NONE, masks_in
 from splatcli.scene.sfm_report import REPORT
 from splatcli.scene.source import Problems
+from splatcli.sfm.flight_log import flight_log_beside
 from splatcli.sfm.options import MIN_IMAGES
 
 #: Folders beside or among the images that hold something else: masks, and copies reduced for training.
@@ -79,6 +80,11 @@ class SfmInput:
         """
         named = list(zip(self.names or self.videos, self.files, strict=True))
         found: dict[str, str | int] = {"count": len(named), "sha256": _digest(named, lenient=not self.is_video)}
+        logs = [
+            (f"{name}.srt", log) for name in self.videos if (log := flight_log_beside(self.path / name)) is not None
+        ]
+        if logs:
+            found["flight_logs"] = _digest(logs)
         masks = [(name, path) for name in self.names if (path := self.mask(name)) is not None]
         if not self.static_masks:
             found["static_masks"] = 0

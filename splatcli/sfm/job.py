@@ -24,7 +24,8 @@ from splatcli.scene.images import max_pixels
 from splatcli.sfm.align import Alignment
 from splatcli.sfm.features import SfmImage, Stored, extract
 from splatcli.sfm.fisheye import compared, wide_cameras, with_fisheyes
-from splatcli.sfm.gaps import find_gaps, folder_of, stretches_in
+from splatcli.sfm.flight_log import Place, flight_log_beside, read_flight_log
+from splatcli.sfm.gaps import find_gaps, folder_of, frame_index, stretches_in
 from splatcli.sfm.images import SfmInput, readable
 from splatcli.sfm.lens import choose_lenses, own_lenses
 from splatcli.sfm.mapping import centers_of, name_and_colour, rig_cameras, run_global_mapper, run_mapper
@@ -228,10 +229,23 @@ class Job:
                 {item.number: item.image.name for item in stored},
                 {item.number: item.colours for item in stored},
             )
-        aligned = Alignment(self.footage, self.options, self.folder, self.panoramas).apply(models[0])
+        recorded = self._recorded_positions(stored)
+        aligned = Alignment(self.footage, self.options, self.folder, self.panoramas, recorded).apply(models[0])
         for number, model in enumerate(models):
             self._write(model, number)
         return aligned
+
+    def _recorded_positions(self, stored: list[Stored]) -> dict[str, Place]:
+        """Return the positions of the frames of videos that have a flight log beside them."""
+        found: dict[str, Place] = {}
+        for name, frames in self._frames_of_videos(stored).items():
+            video = self.videos[name]
+            file = flight_log_beside(video.path)
+            log = None if file is None else read_flight_log(file)
+            if log is not None and video.frames and video.seconds:
+                places = {frame: log.at(frame_index(frame) / video.frames * video.seconds) for frame in frames}
+                found |= {frame: place for frame, place in places.items() if place is not None}
+        return found
 
     def _map(self, phase: str, database: Path, folder: Path, total: int) -> list[pycolmap.Reconstruction]:
         seed, progress = self.options.seed, self._phase(phase)

@@ -28,7 +28,7 @@ _SEAM, _POLE = 3.0, 12.0
 #: Pixels of a row whose ends say something.
 _LEAST_WIDTH = 64
 #: Frames of a video by which it is recognised.
-_LOOKED_AT = 9
+_SAMPLED = 9
 
 
 def is_panorama(path: Path, header: Header) -> bool:
@@ -55,8 +55,8 @@ def is_panorama(path: Path, header: Header) -> bool:
 
 def are_panoramas(frames: Sequence[Path]) -> bool:
     """Return whether most of nine frames of a video, evenly spaced, are whole equirectangular panoramas."""
-    some = [frames[i * len(frames) // _LOOKED_AT] for i in range(_LOOKED_AT)] if frames else []
-    return sum(is_panorama(path, read_header(path)) for path in some) > _LOOKED_AT // 2
+    some = [frames[i * len(frames) // _SAMPLED] for i in range(_SAMPLED)] if frames else []
+    return sum(is_panorama(path, read_header(path)) for path in some) > _SAMPLED // 2
 
 
 def _closes(rgb: NDArray[np.uint8]) -> bool:

@@ -34,6 +34,7 @@ from splatcli.errors import OutputError, ResourceError, SceneError, UsageError
 from splatcli.scene import heif
 from splatcli.scene.control_points import MIN_IMAGES, MIN_POINTS, ControlPoints
 from splatcli.scene.sfm_report import REPORT
+from splatcli.sfm.flight_log import flight_log_beside
 from splatcli.sfm.images import SfmInput
 from splatcli.sfm.options import COLOURS, LOCK, SfmOptions, Tell
 from splatcli.sfm.process import run_worker
@@ -186,9 +187,9 @@ def _check_named(footage: SfmInput, options: SfmOptions) -> None:
     That are --georeference on for a video, and images of --scale-from and --gcp that are not there.
     """
     if footage.is_video:
-        if options.georeference == "on":
+        if options.georeference == "on" and not any(map(flight_log_beside, footage.files)):
             raise UsageError(
-                "the frames of a video have no GPS positions",
+                "the frames of a video have no GPS positions: no .SRT with those of a drone lies beside it",
                 where="--georeference",
                 remedy="leave it out; --scale-from A,B,LENGTH gives the model metres",
             )

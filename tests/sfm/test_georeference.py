@@ -27,9 +27,11 @@ from splatcli.scene.georeference import (
     similarity_of,
     write_sidecar,
 )
+from splatcli.sfm.flight_log import read_flight_log
 from tests.cli.tiny import QUICK, write_scene
 from tests.native.cases import NEEDS_COMPILER
 from tests.sfm import corner
+from tests.sfm.test_gaps import pipes_stay_open, write_video
 
 DATA = Path(__file__).parents[3] / "shared/data"
 PLACE = np.array([47.2501, 8.5499, 430.0])
@@ -215,6 +217,67 @@ def test_sfm_aligns_with_gps_or_a_distance(tmp_path: Path, capfd) -> None:
     assert json.loads((tmp_path / "scaled" / FILE).read_text())["frame"] == "metres, axes as they came"
 
 
+#: How DJI's drones have written positions beside their videos: of two years and of an FPV drone.
+ENTRIES = (
+    '<font size="28">FrameCnt: 1, DiffTime: 33ms\n2026-04-27 15:22:26.853\n[iso: 100] [focal_len: 24.00] '
+    "[latitude: {0:.8f}] [longitude: {1:.8f}] [rel_alt: 1.500 abs_alt: {2:.3f}] [ct: 5660] </font>",
+    "SrtCnt : 1, DiffTime : 33ms\n[iso : 110] [latitude : {0:.8f}] [longtitude : {1:.8f}] [altitude: {2:.3f}] </font>",
+)
+
+
+def write_flight_log(path: Path, places: NDArray[np.float64], every: float, entry: str = ENTRIES[0]) -> None:
+    times = [f"00:00:{int(i * every):02},{round(i * every % 1 * 1000):03}" for i in range(len(places) + 1)]
+    blocks = [f"{i + 1}\n{times[i]} --> {times[i + 1]}\n{entry.format(*place)}\n" for i, place in enumerate(places)]
+    path.write_text("\n".join(blocks))
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_flight_logs_give_positions_between_their_entries(entry: str, tmp_path: Path) -> None:
+    places = PLACE + np.array([[0, 0, 0], [0, 0, 0], [1e-4, 2e-4, 3], [2e-4, -1e-4, 4]])  # the second: no news yet
+    write_flight_log(tmp_path / "a.SRT", places, 0.5, entry)
+    log = read_flight_log(tmp_path / "a.SRT")
+    assert log is not None
+    np.testing.assert_allclose(log.at(0.5), PLACE + np.array([0.5e-4, 1e-4, 1.5]), atol=2e-8)
+    np.testing.assert_allclose(log.at(1.75), places[3], atol=2e-8)
+    assert (log.at(-1.5), log.at(2.6)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "1\n00:00:01,000 --> 00:00:02,000\nHello there\n",
+        "1\n00:00:01,000 --> 00:00:02,000\n[latitude: 0.0] [longitude: 0.0] [rel_alt: 1.0 abs_alt: 2.0]\n",
+        "1\n00:00:01,000 --> 00:00:02,000\n[latitude: 95.0] [longitude: 8.0] [rel_alt: 1.0 abs_alt: 2.0]\n",
+        "1\n00:00:01,000 --> 00:00:02,000\n[latitude: 45.0] [longitude: 8.0]\n",
+        "[latitude: 45.0] [longitude: 8.0] [abs_alt: 2.0]",
+        "\x00\xff --> [latitude: 1e9999]",
+    ],
+)
+def test_subtitles_without_positions_have_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.srt").write_bytes(text.encode("latin-1"))
+    assert read_flight_log(tmp_path / "a.srt") is None
+
+
+@pipes_stay_open
+def test_sfm_aligns_a_video_with_its_flight_log(tmp_path: Path, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)
+    there = true_centers()
+    write_video(tmp_path / "DJI_0001.MP4", [Image.fromarray(corner.image(i)) for i in range(7)])
+    words = ["sfm", "DJI_0001.MP4", "--georeference", "on"]
+    assert run(words) == 2
+    assert "no .SRT with those of a drone lies beside it" in capfd.readouterr().err
+    write_flight_log(tmp_path / "DJI_0001.SRT", places_of(there), 0.1)
+    facts, said = result(["sfm", "DJI_0001.MP4", "-o", "scene"], capfd)
+    assert facts["georeference"]["applied"], facts["georeference"]
+    assert "metres east, north, up of 47.2501" in said
+    centers = centers_in(tmp_path / "scene")
+    matrix = np.array(json.loads((tmp_path / "scene" / FILE).read_text())["scene_to_geocentric"]["matrix"])
+    for i, wanted in enumerate(there):
+        earth = matrix[:3, :3] @ centers[f"frame_{i:06d}.png"] + matrix[:3, 3]
+        np.testing.assert_allclose(to_enu(np.array([from_geocentric(earth)]), PLACE)[0], wanted, atol=0.03)
+
+
 @NEEDS_COMPILER
 def test_exports_carry_the_origin(tmp_path: Path, capfd) -> None:
     write_scene(tmp_path / "scene")
@@ -311,7 +374,8 @@ def test_real_flights(name: str, residual: tuple[float, ...], metres: float) -> 
         pytest.skip(f"../shared/data/{name} is not there")
     model = pycolmap.Reconstruction(folder / "sparse/0")
     centers = {image.name: image.projection_center() for image in model.images.values()}
-    found = georeference(centers, folder / "images")
+    known = {name: position_of(folder / "images" / name) for name in centers}
+    found = georeference(centers, {name: place for name, place in known.items() if place is not None})
     facts = found.facts()
     assert found.fit.is_good
     assert facts["left_out"] == []
