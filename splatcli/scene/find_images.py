@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 import unicodedata
 from collections import defaultdict
@@ -135,6 +136,24 @@ def unread_below(folder: Path) -> list[str]:
             if file.lower().endswith(UNREAD_SUFFIXES) and not file.startswith(".") and Path(file).stem not in stems
         ]
     return found
+
+
+#: Endings of archives, and of files of 360 degree cameras that their makers' programs alone read.
+_ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".xz", ".zst", ".7z", ".rar")
+_SPHERICAL = (".insv", ".360")
+
+
+def file_remedy(path: Path) -> str | None:
+    """Return what to do with a file in place of a folder of images, where its ending says it."""
+    name = path.name.lower()
+    if name.endswith(_ARCHIVES):
+        with_name = {".zip": "unzip {0} -d {1}", ".7z": "7z x {0} -o{1}", ".rar": "unrar x {0} {1}/"}
+        command = with_name.get(path.suffix.lower(), "mkdir {1} && tar -xf {0} -C {1}")
+        folder = path.name.split(".")[0] or "scene"
+        return f"unpack it, and name the folder: {command.format(shlex.quote(path.name), shlex.quote(folder))}"
+    if name.endswith(_SPHERICAL):
+        return "export it as an equirectangular video (.mp4) with the program of the camera's maker"
+    return None
 
 
 def unread_note(names: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from splatcli.scene.depth_maps import AUTO, depths_of_points, find_depth_maps, w
 from splatcli.scene.find_images import (
     SUFFIXES,
     VIDEO_SUFFIXES,
+    file_remedy,
     find_images,
     images_below,
     listed,
@@ -84,7 +85,8 @@ def read_scene(path: Path, data: DataConfig, *, background: Rgb | None = (0, 0, 
         if not root.exists():
             raise SceneError("no such folder", where=path, remedy="name the folder that holds the images and cameras")
         if not root.is_dir():
-            raise SceneError("is a file, not a scene's folder", where=path, remedy=f"try its folder, {root.parent}")
+            remedy = file_remedy(root) or f"try its folder, {root.parent}"
+            raise SceneError("is a file, not a scene's folder", where=path, remedy=remedy)
         problems = Problems(root)
         reader, source = _describe(root, data, problems)
         scene = build_scene(source, reader, data, background, problems)

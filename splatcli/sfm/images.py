@@ -13,6 +13,7 @@ from splatcli.errors import SceneError, SplatError
 from splatcli.scene.decode import Header, read_header
 from splatcli.scene.find_images import (
     VIDEO_SUFFIXES,
+    file_remedy,
     files_below,
     images_below,
     unread_below,
@@ -132,7 +133,7 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
         raise SceneError(
             "is neither a folder of images nor a video",
             where=path,
-            remedy=f"name the folder of the images; videos end in {', '.join(VIDEO_SUFFIXES)}",
+            remedy=file_remedy(path) or f"name the folder of the images; videos end in {', '.join(VIDEO_SUFFIXES)}",
         )
     for folder in (path / "images", path):
         names = tuple(_images(folder)) if folder.is_dir() else ()

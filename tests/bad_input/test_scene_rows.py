@@ -183,6 +183,8 @@ CASES = [
     # Nothing to read.
     Case(1, "no such folder", remove("scene"), says=("no such folder", "where: ", "help: name the folder")),
     Case(1, "a file", both(remove("scene"), write("scene", "x")), says=("is a file, not a scene's folder",)),
+    Case(1, "an archive", write("s 1.zip", "x"), command=("train", "s 1.zip"), says=("unzip 's 1.zip' -d 's 1'",)),
+    Case(1, "a raw video", write("a.insv", "x"), command=("sfm", "a.insv"), says=("export it as an equirectangular",)),
     Case(
         1,
         "an empty folder",
