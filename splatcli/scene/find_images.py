@@ -28,7 +28,7 @@ UNREAD_SUFFIXES = (
 )
 
 #: File name endings that are taken for videos.
-VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".mts", ".3gp")
+VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".mts", ".m2ts", ".3gp", ".wmv")
 
 #: These resolutions divide; any other number is a width in pixels.
 DIVISORS = (1, 2, 4, 8)

@@ -46,7 +46,7 @@ class Alignment:
             return self._scale(model)
         if self.options.georeference == "off":
             return {"applied": False, "reason": "off"}
-        if self.footage.is_video and not self.recorded:
+        if self.footage.is_video and not self.recorded and self.options.georeference != "on":
             return {"applied": False, "reason": "videos have no GPS"}
         try:
             centers = {self._source(name): center for name, center in centers_of(model).items()}

@@ -47,7 +47,7 @@ class Video:
 def read_video(path: Path) -> Video:
     """Return a video with the properties that it names. Raises what write_frames() does."""
     with _opened(path) as plugin:
-        meta = imageio.immeta(path, plugin=plugin)
+        meta = imageio.immeta(path, plugin=plugin, **_hint(plugin))
         if plugin == "pyav":
             colour, size = _described_by_av(path)
         else:
@@ -139,15 +139,20 @@ def _opened(video: Path) -> Iterator[str]:
         ) from None
 
 
+def _hint(plugin: str) -> dict[str, Any]:
+    """Return what lets imageio take files whose endings it does not know, as .mts and .m4v; ffmpeg goes by content."""
+    return {"extension": ".mp4"} if plugin == "FFMPEG" else {}
+
+
 def _frames(video: Video, plugin: str) -> Generator[Samples]:
     """Give the frames [H, W, 3] of a video: of 8 bits, or of 16 where they are converted to sRGB later."""
-    kind: dict[str, Any] = {}
+    kind = _hint(plugin)
     matrix = video.colour.assumed_matrix(*video.size)
     if plugin == "FFMPEG":
-        kind = {"dtype": "uint16"} if video.colour.converts else {}
+        kind |= {"dtype": "uint16"} if video.colour.converts else {}
         kind |= {"output_params": ["-vf", f"scale=in_color_matrix={matrix}"]} if matrix else {}
     elif plugin == "pyav":
-        kind = {"format": "rgb48le"} if video.colour.converts else {}
+        kind |= {"format": "rgb48le"} if video.colour.converts else {}
         kind |= {"filter_sequence": [("scale", f"in_color_matrix={matrix}")]} if matrix else {}
     frames: Any = imageio.imiter(video.path, plugin=plugin, **kind)
     try:

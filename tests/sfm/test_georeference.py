@@ -267,6 +267,9 @@ def test_sfm_aligns_a_video_with_its_flight_log(tmp_path: Path, monkeypatch, cap
     words = ["sfm", "DJI_0001.MP4", "--georeference", "on"]
     assert run(words) == 2
     assert "no .SRT with those of a drone lies beside it" in capfd.readouterr().err
+    write_flight_log(tmp_path / "DJI_0001.SRT", places_of(there), 0.1, "FrameCnt: 1, no position")
+    assert run(words) == 3
+    assert "no image has a GPS position" in capfd.readouterr().err
     write_flight_log(tmp_path / "DJI_0001.SRT", places_of(there), 0.1)
     facts, said = result(["sfm", "DJI_0001.MP4", "-o", "scene"], capfd)
     assert facts["georeference"]["applied"], facts["georeference"]

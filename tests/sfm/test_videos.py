@@ -12,9 +12,10 @@ from PIL import Image, ImageFilter
 
 from splatcli.cli.commands import run
 from splatcli.errors import ResourceError, SceneError
+from splatcli.scene.find_images import VIDEO_SUFFIXES
 from splatcli.scene.read import has_images_only
 from splatcli.sfm import video
-from splatcli.sfm.images import SfmInput, find_input
+from splatcli.sfm.images import SfmInput, find_input, is_video
 from splatcli.sfm.report import doubts, lines
 from splatcli.sfm.video import Video, read_video, shares, write_frames
 from splatcli.sfm.video_colour import Colour, colour_of, to_srgb
@@ -249,6 +250,18 @@ def test_frames_of_a_video_without_a_matrix_have_the_colours_that_players_show(s
     (name,) = write_frames({"": read_video(film)}, tmp_path / "out", 1, lambda *_: None)
     got = np.asarray(Image.open(tmp_path / "out" / name))
     assert np.abs(inside(got) - inside(srgb.astype(np.uint8))).max() <= 4
+
+
+@pipes_stay_open
+def test_every_ending_of_a_video_is_read(tmp_path: Path) -> None:
+    film = ffmpeg_writes(tmp_path / "a.mkv", np.full((4, 32, 32, 3), 9000, np.uint16), "-pix_fmt", "yuv420p")
+    for suffix in (*VIDEO_SUFFIXES, ".MTS"):
+        other = film.rename(film.with_suffix(suffix))
+        assert is_video(other)
+        assert (read_video(other).frames, read_video(other).size) == (4, (32, 32))
+        (name,) = write_frames({"": read_video(other)}, tmp_path / "out", 1, lambda *_: None)
+        assert Image.open(tmp_path / "out" / name).size == (32, 32)
+        film = other
 
 
 @pipes_stay_open
