@@ -288,7 +288,8 @@ def keep_decodable(store: ImageStore, data: DataConfig, notes: list[str], proble
 def _bad_note(bad: list[SceneError]) -> str:
     """Return the note on images that are left out because they cannot be read."""
     named = "; ".join(f"{Path(error.where or '').name} {error.what}" for error in bad[:_MAX_LISTED])
-    return f"{len(bad)} images cannot be read and are left out: {named}" + ("; ..." if len(bad) > _MAX_LISTED else "")
+    some = "1 image cannot be read and is" if len(bad) == 1 else f"{len(bad)} images cannot be read and are"
+    return f"{some} left out: {named}" + ("; ..." if len(bad) > _MAX_LISTED else "")
 
 
 def _identical_note(sources: Sequence[ImageSource]) -> str | None:

@@ -135,10 +135,10 @@ def doubts(facts: dict[str, Any]) -> list[str]:
             "uncertain: step sideways between images, around the subject, instead of turning or zooming"
         )
     if unreadable := facts.get("unreadable"):
-        first = min(unreadable)
-        found.append(
-            f"{len(unreadable)} images cannot be read and are left out; the first, {first}, {unreadable[first]}"
-        )
+        first, kind = min(unreadable), "video" if facts.get("videos") else "image"
+        one = f"1 {kind} cannot be read and is left out: {first} {unreadable[first]}"
+        several = f"{len(unreadable)} {kind}s cannot be read and are left out; the first, {first}, {unreadable[first]}"
+        found.append(one if len(unreadable) == 1 else several)
     if unread := facts.get("not_read"):
         found.append(unread_note(unread))
     if videos := facts.get("videos_left_out"):
@@ -210,7 +210,7 @@ def _videos(videos: list[dict[str, Any]]) -> list[tuple[str, str]]:
         return []
     count = sum(bool(video["hdr"]) for video in videos)
     shares = listed([f"{video['frames']} of {video['name']}" for video in videos], _MAX_LISTED)
-    return [("videos", f"frames: {shares}" + (f"; {count} are {hdr}" if hdr else ""))]
+    return [("videos", f"frames: {shares}" + (f"; {count} of them {hdr}" if hdr else ""))]
 
 
 def _added(facts: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -125,7 +125,7 @@ SKIP = ("--skip-bad-images",)
 CASES = [
     Case(23, "zero bytes", replaced(b""), says=("view_", ".jpg", "is empty")),
     Case(23, "HTML", replaced(b"<html><body>404"), says=("is not an image (it starts with '<html><body>404')",)),
-    Case(23, "HTML, left out", replaced(b"<html>"), 0, ("1 images cannot be read and are left out",), SKIP),
+    Case(23, "HTML, left out", replaced(b"<html>"), 0, ("1 image cannot be read and is left out",), SKIP),
     Case(23, "a placeholder of Git LFS", replaced(b"version https://git-lfs.github.com/spec/v1"), says=("lfs pull",)),
     Case(24, "a PNG of width 0", replaced(png_header(0, 60), ".png"), says=("is damaged or of a kind",)),
     Case(25, "all images truncated", truncate(VIEWS), says=("the image is damaged", "--skip-bad-images")),

@@ -168,7 +168,7 @@ def test_a_mixed_folder_without_the_extra_says_what_is_left_out(
     command = ["sfm", str(tmp_path / "phone"), "-o", str(tmp_path / "scene")]
     assert run(command) == 0
     said = capfd.readouterr().err
-    assert "1 images cannot be read and are left out; the first, late.heic, is a HEIF image" in said
+    assert "1 image cannot be read and is left out: late.heic is a HEIF image" in said
     assert "1 file is an image of a kind that is not read, and left out: b.cr2" in said
     assert "pip install 'splatcli[heic]'" in said
     assert run(command) == 0

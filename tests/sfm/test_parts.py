@@ -234,7 +234,7 @@ REPORT = {
         ({"registered": 6, "other_models": [4, 3]}, ["only 6 of 10", "3 models that nothing connects"]),
         (
             {"unreadable": {"y.jpg": "is empty"}},
-            ["1 images cannot be read and are left out; the first, y.jpg, is empty"],
+            ["1 image cannot be read and is left out: y.jpg is empty"],
         ),
         (
             {"not_read": ["a.dng", "b.gif"]},

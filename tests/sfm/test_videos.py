@@ -109,7 +109,7 @@ def test_the_report_names_videos_and_hdr() -> None:
     assert rows({"name": "", "frames": 9, "hdr": None}) == []
     assert rows({"name": "", "frames": 9, "hdr": "HLG"}) == ["video               HDR (HLG), converted to sRGB"]
     several = rows({"name": "a.mp4", "frames": 9, "hdr": "PQ"}, {"name": "b.mp4", "frames": 5, "hdr": None})
-    assert several == ["videos              frames: 9 of a.mp4, 5 of b.mp4; 1 are HDR (PQ), converted to sRGB"]
+    assert several == ["videos              frames: 9 of a.mp4, 5 of b.mp4; 1 of them HDR (PQ), converted to sRGB"]
 
 
 @pytest.mark.parametrize(
