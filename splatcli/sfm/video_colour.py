@@ -8,6 +8,7 @@ white), BT.2087 (primaries), IEC 61966-2-1 (sRGB).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -27,6 +28,8 @@ _LUMINANCE = (0.2627, 0.6780, 0.0593)
 _WHITE, _PEAK = 203.0, 1000.0
 #: Up to this part of white the tone curve changes nothing.
 _KNEE = 0.5
+#: Pixels that are converted at once: they stay in the cache.
+_STRIP = 1 << 16
 #: Above either, longer side and shorter, a video that names no matrix has that of BT.709, else of BT.601.
 _HD = (1279, 576)
 
@@ -75,34 +78,52 @@ def colour_of(pixel_format: str) -> Colour:
 
 def to_srgb(frame: NDArray[np.uint16], colour: Colour) -> NDArray[np.uint8]:
     """Return a frame [H, W, 3] of 16 bits in sRGB. Light brighter than white is compressed up to 1,000 cd/m^2."""
+    result = np.empty(frame.shape, np.uint8)
+    rows = max(1, _STRIP // max(1, frame.shape[1]))
+    for start in range(0, len(frame), rows):
+        strip = slice(start, start + rows)
+        result[strip] = _strip_to_srgb(frame[strip], colour)
+    return result
+
+
+def _strip_to_srgb(frame: NDArray[np.uint16], colour: Colour) -> NDArray[np.uint8]:
+    planes = np.ascontiguousarray(frame.transpose(2, 0, 1))  # [3, H, W]
     if colour.transfer == "smpte2084":
-        light = _pq_light()[frame]
+        light = _pq_light()[planes]
     elif colour.transfer == "arib-std-b67":
-        scene = _hlg_light()[frame]
-        luminance = scene @ np.array(_LUMINANCE, np.float32)
+        light = _hlg_light()[planes]
         # The system's gamma, from the light of the scene to that of a display of 1,000 cd/m^2, acts on luminance.
-        scene *= (_PEAK / _WHITE) * np.power(luminance, np.float32(0.2))[..., None]
-        light = scene
+        luminance = _weighted(_LUMINANCE, light)
+        light *= np.float32(_PEAK / _WHITE) * np.power(luminance, np.float32(0.2))
     else:
-        light = _srgb_light()[frame]
+        light = _srgb_light()[planes]
     if colour.primaries in _TO_SRGB:
-        light = light @ np.array(_TO_SRGB[colour.primaries], np.float32).T
+        light = np.stack([_weighted(weights, light) for weights in _TO_SRGB[colour.primaries]])
     np.maximum(light, 0.0, out=light)
     if colour.hdr is not None:
-        brightest = light.max(axis=-1)
-        light *= (_tone(brightest) / np.maximum(brightest, np.float32(1e-6)))[..., None]
+        brightest = light.max(axis=0)
+        bright = brightest > _KNEE
+        light[:, bright] *= _tone(brightest[bright]) / brightest[bright]
     np.minimum(light, 1.0, out=light)
-    return _srgb_code()[(light * np.float32(65535.0) + np.float32(0.5)).astype(np.uint16)]
+    light *= np.float32(65535.0)
+    light += np.float32(0.5)
+    return _srgb_code()[light.astype(np.uint16).transpose(1, 2, 0)]
+
+
+def _weighted(weights: Sequence[float], planes: NDArray[np.float32]) -> NDArray[np.float32]:
+    first, *others = (np.float32(weight) * plane for weight, plane in zip(weights, planes, strict=True))
+    for other in others:
+        first += other
+    return np.asarray(first, np.float32)
 
 
 def _tone(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return x up to the knee, and beyond it a Moebius map of the slope 1 there that takes the peak to 1."""
+    """Return a Moebius map of x above the knee, that begins there as x does, that takes the peak to 1."""
     peak, j = _PEAK / _WHITE, _KNEE
     # f(x) = 1 - (1 - j) (peak - x) / ((peak - j) + c (x - j)): f(j) = j, f(peak) = 1, and f'(j) = 1 gives c.
     c = (peak - j) / (1 - j) - 1
     x = np.minimum(x, np.float32(peak))
-    bent = 1 - (1 - j) * (peak - x) / ((peak - j) + c * (x - j))
-    return np.where(x <= j, x, bent).astype(np.float32)
+    return (1 - (1 - j) * (peak - x) / ((peak - j) + c * (x - j))).astype(np.float32)
 
 
 def _codes() -> NDArray[np.float64]:
