@@ -3,6 +3,8 @@
 One texel a Gaussian, row by row, in Morton order: positions of 16 bits an axis on a logarithmic measure, rotations as
 the three smallest components in bytes, log-scales and colours through codebooks of 256, harmonics through a palette.
 Coordinates are those of a PLY.
+
+Version 1 is read as well. It has ranges where version 2 has codebooks, and stores the opacity's logit by one too.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -307,6 +309,64 @@ class _Meta(BaseModel):
     shN: _Harmonics | None = None
 
 
+class _Range(BaseModel):
+    """The values of the bytes 0 and 255 in each channel, of version 1."""
+
+    model_config = ConfigDict(extra="ignore")
+    mins: list[Finite]
+    maxs: list[Finite]
+
+    def of(self, texels: Texels) -> Doubles:
+        """Return the values of [..., channels]."""
+        low, high = np.array(self.mins), np.array(self.maxs)
+        values: Doubles = low + texels / 255.0 * (high - low)
+        return values
+
+
+_Shape = Annotated[list[Annotated[int, Field(ge=1, le=1 << 28)]], Field(min_length=2, max_length=3)]
+
+
+class _Means1(_Means):
+    shape: _Shape
+
+
+class _Quats1(_Part):
+    encoding: Literal["quaternion_packed"] = "quaternion_packed"
+
+
+class _Scales1(_Range, _Part):
+    mins: Vector
+    maxs: Vector
+
+
+class _Colours1(_Range, _Part):
+    """Colours, and logits of opacities as the fourth channel."""
+
+    mins: Annotated[list[Finite], Field(min_length=4, max_length=4)]
+    maxs: Annotated[list[Finite], Field(min_length=4, max_length=4)]
+
+
+class _Harmonics1(_Part):
+    mins: Finite
+    maxs: Finite
+    quantization: Literal[8] = 8
+
+
+class _Meta1(BaseModel):
+    """meta.json of version 1."""
+
+    model_config = ConfigDict(extra="ignore")
+    means: _Means1
+    quats: _Quats1
+    scales: _Scales1
+    sh0: _Colours1
+    shN: _Harmonics1 | None = None
+
+    @property
+    def count(self) -> int:
+        return self.means.shape[0]
+
+
 class _Version(BaseModel):
     version: int = 1
 
@@ -318,7 +378,7 @@ _Open = Callable[[str], bytes]
 def import_sog(path: Path, *, lenient: bool = False) -> ImportedModel:
     """Return the model in a ``.sog`` file, or in an unbundled one by its meta.json.
 
-    Raises ModelFileError: damaged, impossible sizes, or not SOG; VersionError for version 1 and those to come.
+    Raises ModelFileError: damaged, impossible sizes, or not SOG; VersionError for versions to come.
     """
     size = file_size(path)
     if path.name == "meta.json":
@@ -374,12 +434,16 @@ def _folder_size(path: Path) -> int:
     return sum(image.stat().st_size for image in path.parent.glob("*.webp"))
 
 
-def _meta(content: bytes, path: Path) -> _Meta:
+def _meta(content: bytes, path: Path) -> _Meta | _Meta1:
     try:
         version = _Version.model_validate_json(content).version
+        if version == 1:
+            return _Meta1.model_validate_json(content)
         if version != VERSION:
             raise VersionError(
-                f"SOG version {version}; {VERSION} is read", where=path, remedy="export it again with a newer program"
+                f"SOG version {version}; 1 and {VERSION} are read",
+                where=path,
+                remedy="export it again as version 2, or as a PLY",
             )
         return _Meta.model_validate_json(content)
     except ValidationError as error:
@@ -388,7 +452,7 @@ def _meta(content: bytes, path: Path) -> _Meta:
         raise ModelFileError(f"meta.json is not that of a SOG: {place}: {first['msg']}", where=path) from None
 
 
-def _read(meta: _Meta, open_file: _Open, size: int, path: Path) -> ImportedModel:
+def _read(meta: _Meta | _Meta1, open_file: _Open, size: int, path: Path) -> ImportedModel:
     """Return the model that ``meta`` describes. size: bytes of all files."""
     count = meta.count
 
@@ -396,7 +460,7 @@ def _read(meta: _Meta, open_file: _Open, size: int, path: Path) -> ImportedModel
         """Return [count, 4] of an image with a texel for each Gaussian."""
         return _pixels(open_file(name), name, count, size, path).reshape(-1, 4)[:count]
 
-    if meta.model == "2dgs":
+    if isinstance(meta, _Meta) and meta.model == "2dgs":
         raise refused_discs(path, '"model": "2dgs"')
     if len(meta.means.files) != 2:
         raise ModelFileError("means has one file; the lower and the upper bytes are two", where=path)
@@ -412,50 +476,69 @@ def _read(meta: _Meta, open_file: _Open, size: int, path: Path) -> ImportedModel
             f"to {LARGEST + 3} are known",
             where=path,
         )
-    colours = texels(meta.sh0.files[0])
+    sizes, colours = texels(meta.scales.files[0])[:, :3], texels(meta.sh0.files[0])
+    if isinstance(meta, _Meta1):
+        scales, decoded = meta.scales.of(sizes), meta.sh0.of(colours)
+        sh0, opacities = decoded[:, :3], decoded[:, 3]
+    else:
+        scales, sh0 = np.array(meta.scales.codebook)[sizes], np.array(meta.sh0.codebook)[colours[:, :3]]
+        opacities = logits_of(colours[:, 3] / 255.0, 1 / 255)
+    shN = np.zeros((count, 0, 3), np.float32)
+    if meta.shN is not None:
+        if len(meta.shN.files) != 2:
+            raise ModelFileError("shN has one file; centroids and labels are two", where=path)
+        name, labels = meta.shN.files
+        shN = _chosen(_centroids(meta.shN, open_file(name), name, size, path), texels(labels), path)
     with np.errstate(over="ignore"):
         means = np.sign(stretched) * np.expm1(np.abs(stretched))
     return ImportedModel(
-        "SOG version 2",
+        "SOG version 1" if isinstance(meta, _Meta1) else "SOG version 2",
         Columns.tensors(
             means=means,
             quats=with_largest(largest, (rotations[:, :3] / 255.0 - 0.5) * math.sqrt(2.0)),
-            scales=np.array(meta.scales.codebook)[texels(meta.scales.files[0])[:, :3]],
-            opacities=logits_of(colours[:, 3] / 255.0, 1 / 255),
-            sh0=np.array(meta.sh0.codebook)[colours[:, :3]],
-            shN=np.zeros((count, 0, 3))
-            if meta.shN is None
-            else _read_harmonics(meta.shN, texels, open_file, size, path),
+            scales=scales,
+            opacities=opacities,
+            sh0=sh0,
+            shN=shN,
         ),
         declared=True,
         sealed=True,
-        antialiased=meta.model == "antialiased" or bool(meta.antialias),
+        antialiased=isinstance(meta, _Meta) and (meta.model == "antialiased" or bool(meta.antialias)),
     )
 
 
-def _read_harmonics(
-    found: _Harmonics, texels: Callable[[str], Texels], open_file: _Open, size: int, path: Path
-) -> NDArray[np.float32]:
-    """Return [N, K, 3]."""
-    if len(found.files) != 2:
-        raise ModelFileError("shN has one file; centroids and labels are two", where=path)
-    coefficients = SH_REST[found.bands]
-    rows = -(-found.count // PALETTE_ROW)
-    name = found.files[0]
-    image = _pixels(open_file(name), name, rows * PALETTE_ROW * coefficients, size, path)
-    if image.shape[:2] != (rows, PALETTE_ROW * coefficients):
-        raise ModelFileError(
-            f"{name} has {image.shape[1]} x {image.shape[0]} pixels; {found.count:,} centroids of {found.bands} bands "
-            f"take {PALETTE_ROW * coefficients} x {rows}",
-            where=path,
-        )
-    codes = np.array(found.codebook, dtype=np.float32)
-    centroids = codes[image.reshape(rows * PALETTE_ROW, coefficients, 4)[:, :, :3]]
-    labels = texels(found.files[1]).astype(np.int64)
-    places = labels[:, 0] | labels[:, 1] << 8
-    if int(places.max()) >= found.count:
-        raise ModelFileError(f"a label of {int(places.max()):,}; there are {found.count:,} centroids", where=path)
-    chosen: NDArray[np.float32] = centroids[places]
+def _centroids(found: _Harmonics | _Harmonics1, content: bytes, name: str, size: int, path: Path) -> Floats:
+    """Return [centroids, K, 3], the palette of harmonics."""
+    if isinstance(found, _Harmonics1):
+        # Version 1 says neither how many there are nor of how many bands; the image's width has the latter.
+        image = _pixels(content, name, PALETTE_ROW * SH_REST[1], size, path)
+        rows, width = image.shape[:2]
+        count, coefficients = rows * PALETTE_ROW, width // PALETTE_ROW
+        if width % PALETTE_ROW or coefficients not in SH_REST[1:4]:
+            widths = ", ".join(str(PALETTE_ROW * known) for known in SH_REST[1:4])
+            raise ModelFileError(f"{name} is {width} pixels wide; {widths} are known", where=path)
+        codes = np.linspace(found.mins, found.maxs, CODES, dtype=np.float32)
+    else:
+        count, coefficients = found.count, SH_REST[found.bands]
+        rows = -(-count // PALETTE_ROW)
+        image = _pixels(content, name, rows * PALETTE_ROW * coefficients, size, path)
+        if image.shape[:2] != (rows, PALETTE_ROW * coefficients):
+            raise ModelFileError(
+                f"{name} has {image.shape[1]} x {image.shape[0]} pixels; {count:,} centroids of {found.bands} bands "
+                f"take {PALETTE_ROW * coefficients} x {rows}",
+                where=path,
+            )
+        codes = np.array(found.codebook, dtype=np.float32)
+    entries: Floats = codes[image.reshape(rows * PALETTE_ROW, coefficients, 4)[:count, :, :3]]
+    return entries
+
+
+def _chosen(centroids: Floats, texels: Texels, path: Path) -> Floats:
+    """Return [N, K, 3], the centroid of each Gaussian by its label in ``texels`` [N, 4]."""
+    labels = texels[:, 0].astype(np.int64) | texels[:, 1].astype(np.int64) << 8
+    if int(labels.max()) >= len(centroids):
+        raise ModelFileError(f"a label of {int(labels.max()):,}; there are {len(centroids):,} centroids", where=path)
+    chosen: Floats = centroids[labels]
     return chosen
 
 

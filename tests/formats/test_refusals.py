@@ -164,8 +164,8 @@ def webp(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (lambda members, meta: meta.update(version=1), "SOG version 1"),
-        (lambda members, meta: meta.pop("version"), "SOG version 1"),
+        (lambda members, meta: meta.update(version=3), "SOG version 3; 1 and 2 are read"),
+        (lambda members, meta: meta.pop("version"), "means.shape: Field required"),  # of version 1, which it is then
         (lambda members, meta: meta.update(model="2dgs"), "2D Gaussian (2DGS) model"),
         (lambda members, meta: meta.update(count=0), "count: "),
         (lambda members, meta: meta.update(count=10**9), "count: "),

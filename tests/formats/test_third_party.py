@@ -25,6 +25,7 @@ from splatcli.gaussians import Gaussians
 from splatcli.rotation import rotation_matrices
 from tests.browser import MODULES, node
 from tests.formats.made import by_position, errors, read_ply, rotation_errors, scene
+from tests.formats.made_sog import bundled, sog_1
 from tests.formats.test_round_trips import BOUNDS, displayable
 
 TRANSFORM = MODULES / "@playcanvas/splat-transform/bin/cli.mjs"
@@ -51,11 +52,17 @@ def by_others(package: str, what: str, source: Path, target: Path, *more: object
     return target
 
 
+def needs_version_3() -> None:
+    """Skip the test where splat-transform is older."""
+    package = json.loads((TRANSFORM.parents[1] / "package.json").read_text()) if TRANSFORM.exists() else {}
+    if int(package.get("version", "3").partition(".")[0]) < 3:
+        pytest.skip("splat-transform is older than version 3")
+
+
 def needs_the_frame_of_a_ply(name: str) -> None:
     """Skip the test where splat-transform turns the axes of SPZ files, which it does up to version 2."""
-    package = json.loads((TRANSFORM.parents[1] / "package.json").read_text()) if TRANSFORM.exists() else {}
-    if name.startswith("spz") and int(package.get("version", "3").partition(".")[0]) < 3:
-        pytest.skip("splat-transform before version 3 reads SPZ in another frame")
+    if name.startswith("spz"):
+        needs_version_3()
 
 
 def written(name: str, path: Path, gaussians: Gaussians) -> Path:
@@ -102,6 +109,16 @@ def test_what_splat_transform_writes_is_read_here_as_it_reads_it_itself(name: st
     found = errors(read_ply(transformed(path, tmp_path / "c.ply")), ours)
     for attribute, error in found.items():
         assert error <= (2e-3 if attribute == "quats" else 2e-5), (attribute, found)
+
+
+def test_a_sog_of_version_1_is_read_as_splat_transform_reads_it(tmp_path: Path) -> None:
+    """From version 3 on."""
+    needs_version_3()
+    (tmp_path / "a.sog").write_bytes(bundled(sog_1(scene(900))))
+    ours = to_gaussians(import_model(tmp_path / "a.sog"), ImportOptions(), tmp_path / "a.sog")[0]
+    found = errors(read_ply(transformed(tmp_path / "a.sog", tmp_path / "b.ply")), ours)
+    for attribute, error in found.items():
+        assert error <= (1e-4 if attribute == "quats" else 0.0), (attribute, found)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import base64
 import gzip
 import io
 import json
+import math
 import random
 import struct
 import tempfile
@@ -26,6 +27,7 @@ from splatcli.formats.registry import CHECKPOINT, FORMATS, format_of, import_mod
 from splatcli.formats.selection import select
 from splatcli.gaussians import SH_REST, Gaussians
 from tests.formats.made_ksplat import ksplat
+from tests.formats.made_sog import bundled, sog_1
 from tests.torture.harness import Case, Figure, fuzz, main, refused, rng_of
 from tests.torture.mutate import INTEGERS, dumps, spoil_bytes, spoil_json, spoil_text
 
@@ -65,6 +67,8 @@ def write(name: str, count: int, degree: int) -> bytes:
     gaussians = _model(count, degree)
     if name == "ksplat":
         return ksplat([gaussians, _model(2, 0)], count % 3)[0]
+    if name == "sog-1":
+        return bundled(sog_1(_model((math.isqrt(count) + 1) ** 2, degree)))
     known = next(known for known in FORMATS if known.name == name.partition("-")[0])
     assert known.write is not None
     written = known.write(select(gaussians, sh_degree=min(degree, known.sh_degree))[0], ExportMetadata()).payload
@@ -213,6 +217,7 @@ _FAULTS: dict[str, list[Spoil]] = {
     "spz": [spoil_bytes, _inside_gzip(_header_of(16)), _inside_gzip(spoil_bytes)],
     "compressed.ply": [spoil_bytes, _text_header],
     "sog": [spoil_bytes, _inside_zip, _inside_zip],
+    "sog-1": [spoil_bytes, _inside_zip, _inside_zip],
     "glb": [spoil_bytes, _header_of(20), _inside_glb, _inside_glb],
 }
 
