@@ -3,6 +3,8 @@
 Gaussians are points with attributes for rotation (x y z w, of length 1), standard deviations, opacity and harmonics.
 glTF has y up, so they are turned by half a turn about z; those of a georeferenced scene, with z up, by a quarter turn
 about x.
+
+SPZ inside a GLB is read too, by the draft of its extension and by earlier ones.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from splatcli.formats.quantisation import (
     scales_of,
     unit_quats,
 )
+from splatcli.formats.spz import ANTIALIASED, decode_spz
 from splatcli.formats.transform import half_turn, placed, with_y_up
 from splatcli.gaussians import SH_REST, Gaussians
 
@@ -229,6 +232,14 @@ _DRAFTS = (
     "as PLY"
 )
 _COMPRESSED = "export it again without compression, or as PLY, SPZ or SOG"
+#: Names of the extension for SPZ. It is inside EXTENSION; the drafts with the last three had it in place of that.
+_SPZ = (
+    f"{EXTENSION}_compression_spz_2",
+    f"{EXTENSION}_compression_spz",
+    f"{EXTENSION}_spz_compression",
+    "KHR_spz_gaussian_splats_compression",
+    "KHR_spz_compression",
+)
 #: No scene of ours is described in more; it bounds what a bracket a byte can cost.
 _MAX_JSON = 16 << 20
 #: A float opacity is as fine as this near 1.
@@ -271,6 +282,12 @@ class _Mesh(_Named):
     primitives: list[_Primitive]
 
 
+class _Spz(_Named):
+    """An extension for SPZ: the view that has the content of such a file."""
+
+    bufferView: Index
+
+
 class _Document(_Named):
     """The JSON part, as far as it is needed."""
 
@@ -280,8 +297,8 @@ class _Document(_Named):
     nodes: list[Node] = []
 
 
-def _primitive(document: _Document, path: Path) -> tuple[int, _Primitive, list[str]]:
-    """Return the number of the mesh with Gaussians, their primitive, and notes.
+def _primitive(document: _Document, path: Path) -> tuple[int, _Primitive, tuple[str, object] | None, list[str]]:
+    """Return the number of the mesh with Gaussians, their primitive, an extension for SPZ with its name, and notes.
 
     Raises ModelFileError where there is none, or more than one, and for a form of them that is not read.
     """
@@ -289,7 +306,7 @@ def _primitive(document: _Document, path: Path) -> tuple[int, _Primitive, list[s
         (place, primitive)
         for place, mesh in enumerate(document.meshes)
         for primitive in mesh.primitives
-        if EXTENSION in primitive.extensions
+        if not primitive.extensions.keys().isdisjoint((EXTENSION, *_SPZ))
     ]
     if not found:
         raise ModelFileError(
@@ -304,28 +321,57 @@ def _primitive(document: _Document, path: Path) -> tuple[int, _Primitive, list[s
     ((mesh, primitive),) = found
     if primitive.mode != POINTS:
         raise ModelFileError(f"the Gaussians have mode {primitive.mode}; points ({POINTS}) are expected", where=path)
-    extension = primitive.extensions[EXTENSION]
+    extension = primitive.extensions.get(EXTENSION)
     if not isinstance(extension, dict):
         extension = {}
-    if compressed := extension.get("extensions"):
-        name = next(iter(compressed)) if isinstance(compressed, dict) else compressed
+    inner = extension.get("extensions")
+    known = primitive.extensions | (inner if isinstance(inner, dict) else {})
+    spz = next(((name, known[name]) for name in _SPZ if name in known), None)
+    if inner and not spz:
+        name = next(iter(inner)) if isinstance(inner, dict) else inner
         raise ModelFileError(
             f"the Gaussians are stored by {str(name)[:100]}, which is not read", where=path, remedy=_COMPRESSED
         )
-    kernel = extension.get("kernel")
+    kernel = extension.get("kernel", "ellipse" if spz else None)  # the drafts with SPZ had no word for it
     if kernel != "ellipse":
         raise ModelFileError(f"kernel is {str(kernel)[:40]!r}; 'ellipse' is known", where=path, remedy=_DRAFTS)
     notes = []
-    if extension.get("colorSpace") != COLOUR_SPACE:
-        notes.append(f"its colour space is {str(extension.get('colorSpace'))[:40]!r}; it is taken for {COLOUR_SPACE}")
-    return mesh, primitive, notes
+    space = extension.get("colorSpace", COLOUR_SPACE if spz else None)
+    if space != COLOUR_SPACE:
+        notes.append(f"its colour space is {str(space)[:40]!r}; it is taken for {COLOUR_SPACE}")
+    return mesh, primitive, spz, notes
 
 
 def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
-    """Return the Gaussians of a GLB, in the frame of a PLY. Raises ModelFileError."""
+    """Return the Gaussians of a GLB, in the frame of a PLY. Raises ModelFileError, and as decode_spz() for SPZ."""
     size = file_size(path)
     document, binary = _chunks(path, size)
-    mesh, primitive, notes = _primitive(document, path)
+    mesh, primitive, spz, notes = _primitive(document, path)
+    origin, antialiased = "glTF", False
+    if spz:
+        content = _spz_content(document, *spz, binary, path)
+        header, columns, framed, more = decode_spz(content, path, lenient=lenient)
+        _check_count(document, primitive, header.count, path)
+        origin, antialiased = f"glTF with SPZ version {header.version}", bool(header.flags & ANTIALIASED)
+        notes += more
+        # Cesium's programs, which write and show most such files, take the stored numbers for those of the mesh.
+        columns = half_turn(columns) if framed else columns
+    else:
+        columns = _uncompressed(document, primitive, binary, path)
+    with np.errstate(all="ignore"):  # numbers that are not finite are refused later, with their place
+        columns = half_turn(_placed(columns, document, mesh, path))
+    return ImportedModel(
+        origin,
+        Columns.tensors(**columns._asdict()),
+        declared=True,
+        sealed=True,
+        antialiased=antialiased,
+        notes=notes,
+    )
+
+
+def _uncompressed(document: _Document, primitive: _Primitive, binary: memoryview, path: Path) -> Columns[Floats]:
+    """Return the Gaussians of a primitive's attributes, in the frame of its mesh."""
     degree = max((d for d in (1, 2, 3) if f"{EXTENSION}:SH_DEGREE_{d}_COEF_0" in primitive.attributes), default=0)
     count = -1
 
@@ -356,7 +402,7 @@ def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
         for place in range(SH_REST[degree]):
             band, coefficient = band_of(place + 1)
             shN[:, place] = table(f"{EXTENSION}:SH_DEGREE_{band}_COEF_{coefficient}", 3)
-        columns = Columns(
+        return Columns(
             means.astype(np.float32),
             rotations[:, [3, 0, 1, 2]].astype(np.float32),
             log_scales_of(scales).astype(np.float32),
@@ -364,16 +410,32 @@ def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
             sh0.astype(np.float32),
             shN,
         )
-        columns = half_turn(_placed(columns, document, mesh, path))
-    return ImportedModel(
-        "glTF",
-        Columns.tensors(
-            **columns._asdict(),
-        ),
-        declared=True,
-        sealed=True,
-        notes=notes,
-    )
+
+
+def _spz_content(document: _Document, name: str, extension: object, binary: memoryview, path: Path) -> bytes:
+    """Return the content of an SPZ file that the extension ``name`` refers to."""
+    where = f"{path}: {name}"
+    try:
+        view = _view(document, _Spz.model_validate(extension).bufferView, where)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the extension"
+        raise ModelFileError(f"{place}: {first['msg'][:200]}", where=where) from None
+    if view.byteOffset + view.byteLength > len(binary):
+        raise ModelFileError(
+            f"its {view.byteLength:,} bytes from byte {view.byteOffset:,} do not lie inside the {len(binary):,} bytes "
+            "that are there",
+            where=where,
+        )
+    return bytes(binary[view.byteOffset : view.byteOffset + view.byteLength])
+
+
+def _check_count(document: _Document, primitive: _Primitive, count: int, path: Path) -> None:
+    """Raise ModelFileError where POSITION, whose values an SPZ with ``count`` Gaussians has, names another number."""
+    place = primitive.attributes.get("POSITION")
+    named = count if place is None or place >= len(document.accessors) else document.accessors[place].count
+    if named != count:
+        raise ModelFileError(f"the SPZ in it has {count:,} Gaussians; POSITION has {named:,}", where=path)
 
 
 def _chunks(path: Path, size: int) -> tuple[_Document, memoryview]:
@@ -427,17 +489,7 @@ def _values(document: _Document, place: int, name: str, width: int, binary: memo
     if accessor.bufferView is None or accessor.sparse is not None:
         how = "sparse" if accessor.sparse is not None else "not in a view of the file"
         raise ModelFileError(f"its values are {how}", where=where, remedy=_COMPRESSED)
-    if accessor.bufferView >= len(document.bufferViews):
-        raise ModelFileError(f"view {accessor.bufferView} of {len(document.bufferViews)}", where=where)
-    view = document.bufferViews[accessor.bufferView]
-    if (packed := next((name for name in view.extensions if "compression" in name), None)) is not None:
-        raise ModelFileError(
-            f"its values are stored by {packed[:100]}, which is not read", where=where, remedy=_COMPRESSED
-        )
-    if view.buffer != 0:
-        raise ModelFileError(
-            f"its values are in buffer {view.buffer}, outside the file", where=where, remedy=_COMPRESSED
-        )
+    view = _view(document, accessor.bufferView, where)
     kind, divisor = _COMPONENTS.get(accessor.componentType, ("", 0))
     if not accessor.normalized and name in _WHOLE:
         divisor = 0
@@ -461,6 +513,22 @@ def _values(document: _Document, place: int, name: str, width: int, binary: memo
     with np.errstate(invalid="ignore"):  # a signalling NaN; NaN are refused later, with their place
         wide = rows.astype(np.float64)
     return np.maximum(wide / divisor, -1.0) if divisor else wide
+
+
+def _view(document: _Document, place: int, where: str) -> _View:
+    """Return a view of the file's own binary part. Raises ModelFileError for any other, and for a compressed one."""
+    if place >= len(document.bufferViews):
+        raise ModelFileError(f"view {place} of {len(document.bufferViews)}", where=where)
+    view = document.bufferViews[place]
+    if (packed := next((name for name in view.extensions if "compression" in name), None)) is not None:
+        raise ModelFileError(
+            f"its values are stored by {packed[:100]}, which is not read", where=where, remedy=_COMPRESSED
+        )
+    if view.buffer != 0:
+        raise ModelFileError(
+            f"its values are in buffer {view.buffer}, outside the file", where=where, remedy=_COMPRESSED
+        )
+    return view
 
 
 def is_gltf(head: bytes) -> bool:

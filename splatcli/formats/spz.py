@@ -116,19 +116,17 @@ def pack(header: Header, streams: Sequence[bytes]) -> bytes:
     return head + table + b"".join(frames)
 
 
-def unpack(path: Path, *, lenient: bool) -> tuple[Header, list[bytes], str, list[str]]:
-    """Return (header, the six streams, the frame where the file names it, notes).
+def unpack(content: bytes, path: Path, *, lenient: bool) -> tuple[Header, list[bytes], str, list[str]]:
+    """Return (header, the six streams, the frame where the content names it, notes). path: of messages.
 
     Raises ModelFileError, VersionError, ResourceError as pack().
     """
-    size = file_size(path)
-    content = path.read_bytes()
     if content.startswith(GZIP):
         return _unpack_gzip(content, path, lenient)
     if len(content) < 8 or not content.startswith(MAGIC):
         raise ModelFileError(f"not an SPZ: it starts with {content[:8]!r}", where=path)
     if struct.unpack_from("<I", content, 4)[0] >= 4:
-        return _unpack_zstd(content, size, path, lenient)
+        return _unpack_zstd(content, path, lenient)
     header = _header(content, path)
     return header, *_split(content[_HEADER.size :], header, path, lenient)
 
@@ -155,7 +153,8 @@ def _unpack_gzip(content: bytes, path: Path, lenient: bool) -> tuple[Header, lis
     return header, *_split(whole[_HEADER.size :], header, path, lenient)
 
 
-def _unpack_zstd(content: bytes, size: int, path: Path, lenient: bool) -> tuple[Header, list[bytes], str, list[str]]:
+def _unpack_zstd(content: bytes, path: Path, lenient: bool) -> tuple[Header, list[bytes], str, list[str]]:
+    size = len(content)
     if size < _HEADER_4.size:
         raise ModelFileError(f"truncated: {size} bytes, the header alone takes {_HEADER_4.size}", where=path)
     _, _, _, _, _, _, streams, table = _HEADER_4.unpack_from(content)
@@ -343,31 +342,41 @@ def import_spz(path: Path, *, lenient: bool = False) -> ImportedModel:
 
     Raises ModelFileError: damaged, not SPZ, or impossible counts; VersionError; ResourceError as pack() does.
     """
-    header, streams, frame, notes = unpack(path, lenient=lenient)
-    count = header.count
-    alphas, colours, scales = (np.frombuffer(stream, np.uint8) for stream in streams[1:4])
-    harmonics = np.frombuffer(streams[5], np.uint8).reshape(count, SH_REST[header.sh_degree], 3)
-    columns = Columns.tensors(
-        means=_positions(streams[0], header),
-        quats=_rotations(streams[4], header),
-        scales=scales.reshape(count, 3) / _SCALE_STEPS - _SCALE_SHIFT,
-        opacities=logits_of(alphas / 255.0, 1 / 255),
-        sh0=(colours.reshape(count, 3) / 255.0 - 0.5) / _COLOUR_SCALE,
-        shN=(harmonics.astype(np.float32) - 128) / 128,
-    )
-    if frame not in ("", _PLY_FRAME):
-        arrays = Columns(*(column.numpy() for column in columns))
-        with np.errstate(all="ignore"):  # NaN of halves in a damaged file; they are refused later, with their place
-            columns = Columns.tensors(**reframed(arrays, _axes(frame))._asdict())
-        notes.append(f"its frame is {frame}; it was brought into that of a PLY, {_PLY_FRAME}")
+    file_size(path)
+    header, columns, _, notes = decode_spz(path.read_bytes(), path, lenient=lenient)
     return ImportedModel(
         f"SPZ version {header.version}",
-        columns,
+        Columns.tensors(**columns._asdict()),
         declared=True,
         sealed=True,
         antialiased=bool(header.flags & ANTIALIASED),
         notes=notes,
     )
+
+
+def decode_spz(content: bytes, path: Path, *, lenient: bool) -> tuple[Header, Columns[Floats], bool, list[str]]:
+    """Return (header, the Gaussians, whether the content names its frame, notes). path: of messages.
+
+    The Gaussians are in the frame of a PLY where the content names its own, else as stored. Raises as unpack().
+    """
+    header, streams, frame, notes = unpack(content, path, lenient=lenient)
+    count = header.count
+    alphas, colours, scales = (np.frombuffer(stream, np.uint8) for stream in streams[1:4])
+    harmonics = np.frombuffer(streams[5], np.uint8).reshape(count, SH_REST[header.sh_degree], 3)
+    stored = (
+        _positions(streams[0], header),
+        _rotations(streams[4], header),
+        scales.reshape(count, 3) / _SCALE_STEPS - _SCALE_SHIFT,
+        logits_of(alphas / 255.0, 1 / 255),
+        (colours.reshape(count, 3) / 255.0 - 0.5) / _COLOUR_SCALE,
+        (harmonics.astype(np.float32) - 128) / 128,
+    )
+    columns = Columns(*(column.astype(np.float32) for column in stored))
+    if frame not in ("", _PLY_FRAME):
+        with np.errstate(all="ignore"):  # NaN of halves in a damaged file; they are refused later, with their place
+            columns = reframed(columns, _axes(frame))
+        notes.append(f"its frame is {frame}; it was brought into that of a PLY, {_PLY_FRAME}")
+    return header, columns, bool(frame), notes
 
 
 def _axes(frame: str) -> Doubles:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,20 +16,9 @@ from splatcli.formats.format import ExportMetadata
 from splatcli.formats.gltf import encode_gltf, import_gltf
 from splatcli.formats.transform import half_turn, transformed
 from tests.formats.made import scene
+from tests.formats.made_gltf import glb, parts_of
 
 PREFIX = "KHR_gaussian_splatting:"
-
-
-def parts_of(content: bytes) -> tuple[dict[str, Any], bytes]:
-    (length,) = struct.unpack_from("<I", content, 12)
-    return json.loads(content[20 : 20 + length]), content[28 + length :]
-
-
-def glb(document: dict[str, Any], binary: bytes) -> bytes:
-    text = json.dumps(document).encode()
-    text += b" " * (-len(text) % 4)
-    head = struct.pack("<4sII", b"glTF", 2, 28 + len(text) + len(binary))
-    return head + struct.pack("<I4s", len(text), b"JSON") + text + struct.pack("<I4s", len(binary), b"BIN\0") + binary
 
 
 @pytest.fixture
@@ -100,7 +87,7 @@ def extension_of(document: dict[str, Any]) -> dict[str, Any]:
         (lambda d: accessor_of(d, "POSITION").pop("bufferView"), "not in a view of the file"),
         (lambda d: d["bufferViews"][0].update(buffer=1), "in buffer 1, outside the file"),
         (lambda d: d["bufferViews"][0].update(extensions={"EXT_meshopt_compression": {}}), "EXT_meshopt_compression"),
-        (lambda d: extension_of(d).update(extensions={"KHR_gaussian_splatting_compression_spz_2": {}}), "_spz_2"),
+        (lambda d: extension_of(d).update(extensions={"KHR_gaussian_splatting_compression_other": {}}), "_other"),
         (lambda d: extension_of(d).pop("kernel"), "kernel is 'None'"),
         (lambda d: d["bufferViews"][0].update(byteOffset=-4), "byteOffset"),
         (lambda d: d["bufferViews"][0].update(byteLength=10**6), "do not lie inside"),

@@ -26,6 +26,7 @@ from splatcli.formats.format import ExportMetadata
 from splatcli.formats.registry import CHECKPOINT, FORMATS, format_of, import_model
 from splatcli.formats.selection import select
 from splatcli.gaussians import SH_REST, Gaussians
+from tests.formats.made_gltf import spz_glb
 from tests.formats.made_ksplat import ksplat
 from tests.formats.made_sog import bundled, sog_1
 from tests.torture.harness import Case, Figure, fuzz, main, refused, rng_of
@@ -67,6 +68,8 @@ def write(name: str, count: int, degree: int) -> bytes:
     gaussians = _model(count, degree)
     if name == "ksplat":
         return ksplat([gaussians, _model(2, 0)], count % 3)[0]
+    if name == "glb-spz":
+        return spz_glb(write("spz", count, degree), count)
     if name == "sog-1":
         return bundled(sog_1(_model((math.isqrt(count) + 1) ** 2, degree)))
     known = next(known for known in FORMATS if known.name == name.partition("-")[0])
@@ -219,6 +222,7 @@ _FAULTS: dict[str, list[Spoil]] = {
     "sog": [spoil_bytes, _inside_zip, _inside_zip],
     "sog-1": [spoil_bytes, _inside_zip, _inside_zip],
     "glb": [spoil_bytes, _header_of(20), _inside_glb, _inside_glb],
+    "glb-spz": [spoil_bytes, _header_of(20), _inside_glb, _inside_glb],
 }
 
 if find_spec("zstandard") is not None:
