@@ -43,11 +43,25 @@ CHECKPOINT = Format("checkpoint", "", "a checkpoint", 4, read=_read_torch)
 
 #: How a file begins that Git LFS has not replaced by its content yet.
 _LFS = b"version https://git-lfs."
-#: Files of splats that are not read -> what to do.
-_REMEDIES = {
-    ".gltf": "save it as one binary file, a .glb",
-    ".rad": "name the file that Spark made it from",
-    **dict.fromkeys((".lcc", ".lcc2"), "convert it to a PLY, with splat-transform for example"),
+#: How Spark's files of levels of detail begin.
+_RAD = b"RAD0"
+#: What is beside the .lcc of an LCC scene.
+_LCC_PARTS = ("data.bin", "index.bin")
+#: Files of splats that are not read: suffix -> (what they are, what to do).
+_NOT_READ = {
+    ".gltf": ("glTF in text", "save it as one binary file, a .glb"),
+    ".rad": (
+        "Spark's RAD, levels of detail of a model",
+        "name the file that Spark made it from, such as a PLY, SPZ or SOG",
+    ),
+    **dict.fromkeys(
+        (".lcc", ".lcc2"),
+        (
+            "XGRIDS' LCC, levels of detail of a model",
+            "convert it, with all of its folder there: splat-transform scene.lcc -L 0 scene.ply (npm package "
+            "@playcanvas/splat-transform); or export a PLY from the program that made it",
+        ),
+    ),
 }
 
 #: Formats recognise themselves within so many bytes: the header of a compressed PLY has its packed properties there.
@@ -111,15 +125,22 @@ def format_of(path: Path) -> Format:
             return _loaded(plugin, writable=False)
     if head.startswith((b"PK", b"\x80")):
         return _zipped(path) or CHECKPOINT
+    suffix = ".rad" if head.startswith(_RAD) else path.suffix.lower()
+    if suffix in _NOT_READ:
+        raise _not_read(suffix, path)
     suffixes = ", ".join(known.suffix for known in FORMATS if known.read is not None and known.suffix)
     remedy = f"name a checkpoint, a run folder, or a file of splats ({suffixes})"
-    remedy = _REMEDIES.get(path.suffix.lower(), remedy)
     # nerfstudio's commands take config.yml, which lies in the run folder.
     if newest_foreign(path.parent) is not None:
         remedy = f"name the run folder that it lies in: {path.parent}"
     raise ModelFileError(
         f"neither a checkpoint nor a file of splats: it starts with {head[:16]!r}", where=path, remedy=remedy
     )
+
+
+def _not_read(suffix: str, path: Path) -> ModelFileError:
+    what, remedy = _NOT_READ[suffix]
+    return ModelFileError(f"this is {what}, which is not read", where=path, remedy=remedy)
 
 
 def _zipped(path: Path) -> Format | None:
@@ -146,9 +167,12 @@ def is_own_checkpoint(path: Path) -> bool:
 def newest_import(folder: Path) -> Path | None:
     """Return the newest model of another program's run folder, or the index of a SOG in a folder; None for neither.
 
-    Raises ModelFileError for the folder of a streamed SOG without its index.
+    Raises ModelFileError for the folder of a streamed SOG without its index, and for that of an LCC scene.
     """
     streamed_sog.check_index(folder)
+    if all((folder / name).is_file() for name in _LCC_PARTS):
+        for path in sorted(folder.glob("*.lcc")):
+            raise _not_read(".lcc", path)
     indices = (folder / name for name in (streamed_sog.INDEX, "meta.json"))
     return newest_foreign(folder) or next((path for path in indices if path.is_file()), None)
 

@@ -21,7 +21,7 @@ from scipy.spatial.transform import Rotation
 
 from splatcli.errors import ModelFileError, SplatError, UsageError, VersionError
 from splatcli.formats.format import ExportMetadata
-from splatcli.formats.registry import FORMATS, import_model
+from splatcli.formats.registry import FORMATS, import_model, newest_import
 from splatcli.gaussians import Gaussians
 from tests.formats.made import scene
 
@@ -220,9 +220,11 @@ def zipped(**members: bytes) -> bytes:
         (lambda: zipped(**{"a/meta.json": b"{}", "b/meta.json": b"{}"}), "x.sog", "a zip of 2 SOGs", "one meta.json"),
         (lambda: gzip.compress(written("ply")), "x.ply.gz", "it unpacks to b'ply", "gunzip"),
         (lambda: b"version https://git-lfs.github.com/spec/v1\n".ljust(96), "x.splat", "Git LFS", "git lfs pull"),
-        (lambda: b'{"asset": {"version": "2.0"}}', "x.gltf", "neither a checkpoint nor", ".glb"),
-        (lambda: b"RAD0", "x.rad", "neither a checkpoint nor", "Spark"),
-        (lambda: b'{"version": "5.0"}', "x.lcc", "neither a checkpoint nor", "PLY"),
+        (lambda: b'{"asset": {"version": "2.0"}}', "x.gltf", "glTF in text, which is not read", ".glb"),
+        (lambda: b"RAD0", "x.rad", "Spark's RAD", "name the file that Spark made it from"),
+        (lambda: b"RAD0\x10\0\0\0{}", "renamed.bin", "Spark's RAD", "name the file that Spark made it from"),
+        (lambda: b'{"version": "5.0"}', "x.lcc", "XGRIDS' LCC", "splat-transform"),
+        (lambda: b'{"version": "5.0"}', "x.LCC2", "XGRIDS' LCC", "splat-transform"),
     ],
 )
 def test_a_file_that_holds_or_names_another_is_refused_with_the_way_to_it(
@@ -231,6 +233,17 @@ def test_a_file_that_holds_or_names_another_is_refused_with_the_way_to_it(
     found = refusal(content(), tmp_path / name)
     assert said in found.what
     assert remedy in (found.remedy or "")
+
+
+def test_the_folder_of_an_lcc_scene_is_named(tmp_path: Path) -> None:
+    for name in ("meta.lcc", "data.bin", "index.bin"):
+        (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(ModelFileError, match="XGRIDS' LCC") as caught:
+        newest_import(tmp_path)
+    assert caught.value.where == str(tmp_path / "meta.lcc")
+    assert "splat-transform" in (caught.value.remedy or "")
+    (tmp_path / "index.bin").unlink()  # then it is some folder
+    assert newest_import(tmp_path) is None
 
 
 def test_a_sog_is_read_from_a_zip_of_its_folder(tmp_path: Path) -> None:
