@@ -212,7 +212,7 @@ def ellipse(rig: Rig, frames: int) -> Doubles:
         angle = start + 2 * np.pi * u[:, None]
         return np.asarray(focus + height + axes[0] * np.cos(angle) * x + axes[1] * np.sin(angle) * y)
 
-    return look_at(at(_evenly(at, frames, closed=True)), focus, rig.up)
+    return look_at(at(_evenly(at, frames)), focus, rig.up)
 
 
 def spiral(rig: Rig, frames: int, distance: float | None = None) -> Doubles:
@@ -245,7 +245,7 @@ def spiral(rig: Rig, frames: int, distance: float | None = None) -> Doubles:
         local = np.concatenate([np.cos(angle), -np.sin(angle), -np.sin(angle / 2)], axis=1) * radii
         return np.asarray(middle + local @ mean[:3, :3].T)
 
-    return look_at(at(_evenly(at, frames, closed=True)), middle + distance * forward, rig.up)
+    return look_at(at(_evenly(at, frames)), middle + distance * forward, rig.up)
 
 
 def through(poses: Doubles, frames: int, *, loop: bool = False) -> tuple[Doubles, Doubles]:
@@ -255,28 +255,50 @@ def through(poses: Doubles, frames: int, *, loop: bool = False) -> tuple[Doubles
     are interpolated from pose to pose (slerp). Poses equal to the one before are skipped.
     loop: return to the first pose. Raises UsageError if fewer than two poses differ.
     """
-    kept = _distinct(poses, loop)
+    kept, _ = _distinct(poses, loop)
     if len(kept) < 2:
         raise UsageError("a path needs at least two different cameras", where="--views", remedy="use --views orbit")
-    keys = poses[kept]
-    ids = kept.astype(np.float64)
+    found, places = _curve(poses[kept], loop).at(np.linspace(0.0, 1.0, frames, endpoint=not loop))
+    ids = np.append(kept, len(poses)) if loop else kept
+    return found, np.interp(places, np.arange(len(ids)), ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Curve:
+    """A smooth path through K poses, all different from the one before, and back to the first in a loop.
+
+    marks: [K], in a loop [K + 1]: the share of the length at each pose, 0...1.
+    at: of shares of the length [F] returns ([F, 4, 4], [F] the place among the poses, 0...K - 1 (K)).
+    """
+
+    marks: Doubles
+    at: Callable[[Doubles], tuple[Doubles, Doubles]]
+
+
+def _curve(keys: Doubles, loop: bool) -> _Curve:
+    """Return the curve through poses [K, 4, 4], K >= 2."""
+    places = np.arange(len(keys), dtype=np.float64)
     if loop:
         # Three poses beyond each end, so that the curve is smooth where it closes.
-        order = np.arange(-3, len(keys) + 4)
-        laps, wrapped = np.divmod(order, len(keys))
-        keys, ids = keys[wrapped], ids[wrapped] + laps * len(poses)
+        places = np.arange(-3.0, len(keys) + 4)
+        keys = keys[places.astype(np.int64) % len(keys)]
     way = np.concatenate([[0.0], np.cumsum(_ways(keys))])
-    begin, end = (way[3], way[-4]) if loop else (way[0], way[-1])
+    inside = slice(3, -3) if loop else slice(None)
+    begin, end = way[inside][[0, -1]]
     rotations = scipy.spatial.transform.Rotation.from_matrix(keys[:, :3, :3])
     centers, turns = _catmull_rom(way, keys[:, :3, 3]), scipy.spatial.transform.Slerp(way, rotations)
 
-    def at(u: Doubles) -> Doubles:
+    def posed(u: Doubles) -> Doubles:
         return _posed(centers(begin + u * (end - begin)), turns(begin + u * (end - begin)))
 
     samples = np.linspace(0.0, 1.0, max(_SAMPLES, 8 * len(keys)) + 1)
-    lengths = _ways(at(samples))
-    u = _spread(samples, lengths, frames, closed=loop)
-    return at(u), np.interp(begin + u * (end - begin), way, ids)
+    lengths = np.concatenate([[0.0], np.cumsum(_ways(posed(samples)))])
+
+    def at(shares: Doubles) -> tuple[Doubles, Doubles]:
+        u = np.interp(shares * lengths[-1], lengths, samples)
+        return posed(u), np.interp(begin + u * (end - begin), way, places)
+
+    return _Curve(np.interp((way[inside] - begin) / (end - begin), samples, lengths) / lengths[-1], at)
 
 
 def nearest_order(poses: Doubles) -> NDArray[np.int64]:
@@ -303,14 +325,17 @@ def _ways(poses: Doubles) -> Doubles:
     return np.asarray(np.hypot(moved, moved.sum() / turned.sum() * turned) if moves and turns else moved + turned)
 
 
-def _distinct(poses: Doubles, loop: bool) -> NDArray[np.int64]:
-    """Return the indices of poses that differ from the one before; with a loop, the last also from the first."""
+def _distinct(poses: Doubles, loop: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return ([K] indices of poses that differ from the one before, [N] the place of each pose among these).
+
+    With a loop, the last also differs from the first; poses at the end that do not have the place K.
+    """
     ways = _ways(poses) if len(poses) > 1 else np.zeros(0)
-    least = 1e-9 * ways.sum()
-    kept = np.concatenate([[0], 1 + np.flatnonzero(ways > least)])
-    if loop and len(kept) > 1 and _ways(poses[[kept[-1], 0]])[0] <= least:
+    differs = np.concatenate([[True], ways > 1e-9 * ways.sum()])
+    kept, places = np.flatnonzero(differs), np.cumsum(differs) - 1
+    if loop and len(kept) > 1 and _ways(poses[[kept[-1], 0]])[0] <= 1e-9 * ways.sum():
         kept = kept[:-1]
-    return kept
+    return kept, places
 
 
 def _catmull_rom(at: Doubles, points: Doubles) -> scipy.interpolate.CubicHermiteSpline:
@@ -331,16 +356,12 @@ def _posed(centers: Doubles, rotations: scipy.spatial.transform.Rotation) -> Dou
     return poses
 
 
-def _evenly(at: Callable[[Doubles], Doubles], frames: int, *, closed: bool) -> Doubles:
-    """Return [F] parameters, 0...1, at which a curve of points is traversed at constant speed."""
+def _evenly(at: Callable[[Doubles], Doubles], frames: int) -> Doubles:
+    """Return [F] parameters, 0...1, at which a closed curve of points is traversed at constant speed."""
     samples = np.linspace(0.0, 1.0, _SAMPLES + 1)
-    return _spread(samples, np.linalg.norm(np.diff(at(samples), axis=0), axis=1), frames, closed=closed)
-
-
-def _spread(samples: Doubles, lengths: Doubles, frames: int, *, closed: bool) -> Doubles:
-    """Return [F] parameters at equal distances; ``lengths`` [M] lie between the ``samples`` [M + 1]."""
+    lengths = np.linalg.norm(np.diff(at(samples), axis=0), axis=1)
     way = np.concatenate([[0.0], np.cumsum(lengths)])
-    return np.interp(np.linspace(0.0, way[-1], frames, endpoint=not closed), way, samples)
+    return np.interp(np.linspace(0.0, way[-1], frames, endpoint=False), way, samples)
 
 
 def _any_level(up: Doubles) -> Doubles:
@@ -361,33 +382,123 @@ _KEYS = ("matrix", "camera_to_world")
 
 
 def frames_between(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the entries of a ``camera_path``, evenly spaced along the ``keyframes`` of ``document``.
+    """Return the entries of a ``camera_path`` along the ``keyframes`` of ``document``.
 
-    One keyframe is one frame. Keyframes of one pose and several fields of view are a zoom. viewer/camera_path.js does
-    the same in a browser. Raises ValueError for an invalid keyframe or path.
+    They are evenly spaced, unless the document has times of transitions, which _timed() then keeps. One keyframe is one
+    frame. Keyframes of one pose and several fields of view are a zoom. viewer/camera_path.js does the same in a
+    browser. Raises ValueError for an invalid keyframe or path.
     """
     keys = [_matrix(entry, index) for index, entry in enumerate(document["keyframes"])]
     fovs = [_fov(entry, document, index) for index, entry in enumerate(document["keyframes"])]
-    frames = round(_positive(document, "seconds", _SECONDS) * _positive(document, "fps", _FPS))
-    if not 1 <= frames <= MOST_FRAMES:
-        raise ValueError(f"seconds times fps are {frames} frames, not 1 to {MOST_FRAMES}")
+    seconds, fps = _positive(document, "seconds", _SECONDS), _positive(document, "fps", _FPS)
     if not keys:
         raise ValueError("keyframes is empty")
     loop = document.get("is_cycle") is True
-    last = len(keys) - 1 + loop
+    times = _transition_times(document, loop)
     if len(keys) == 1:
-        poses, at = np.stack(keys), np.zeros(1)
-    elif len(_distinct(np.stack(keys), loop)) > 1:
-        poses, at = through(np.stack(keys), frames, loop=loop)
-    elif len(set(fovs)) > 1:
-        poses, at = np.tile(keys[0], (frames, 1, 1)), np.linspace(0.0, last, frames, endpoint=not loop)
-    else:
+        _frame_count(seconds, fps)
+        poses, between = np.stack(keys), np.array(fovs)
+    elif len(set(fovs)) == 1 and len(_distinct(np.stack(keys), loop)[0]) == 1:
         raise ValueError("all keyframes are equal; a path needs at least two different ones")
-    between = np.interp(at, np.arange(last + 1), fovs + fovs[:loop])
+    elif any(time is not None for time in times):
+        poses, between = _timed(np.stack(keys), np.array(fovs), times, seconds, fps, loop)
+    else:
+        poses, between = _even(np.stack(keys), np.array(fovs), _frame_count(seconds, fps), loop)
     return [
         {"camera_to_world": pose.reshape(-1).tolist(), "fov": float(fov)}
         for pose, fov in zip(poses, between, strict=True)
     ]
+
+
+def _even(keys: Doubles, fovs: Doubles, frames: int, loop: bool) -> tuple[Doubles, Doubles]:
+    """Return ([F, 4, 4], [F] fields of view) at constant speed."""
+    last = len(keys) - 1 + loop
+    if len(_distinct(keys, loop)[0]) > 1:
+        poses, at = through(keys, frames, loop=loop)
+    else:
+        poses, at = np.tile(keys[0], (frames, 1, 1)), np.linspace(0.0, last, frames, endpoint=not loop)
+    return poses, np.interp(at, np.arange(last + 1), np.append(fovs, fovs[:loop]))
+
+
+def _timed(
+    keys: Doubles, fovs: Doubles, times: list[float | None], seconds: float, fps: float, loop: bool
+) -> tuple[Doubles, Doubles]:
+    """Return ([F, 4, 4], [F] fields of view) of a path that takes ``times`` from keyframe to keyframe.
+
+    times: [N - 1], in a loop [N]; None for transitions at constant speed in what ``seconds`` leaves to them. Without
+    such, ``seconds`` does not count. The speed changes smoothly from transition to transition. A transition between
+    equal poses rests, or zooms; without a time it is none, and its keyframe is skipped.
+    """
+    kept, places = _distinct(keys, loop)
+    curve = _curve(keys[kept], loop) if len(kept) > 1 else None
+    if curve is None:  # a zoom, along which each transition is as long
+        places = np.arange(len(keys))
+    places = np.append(places, places[-1] + 1 if curve is None else len(kept)) if loop else places
+    marks = np.linspace(0.0, 1.0, places[-1] + 1) if curve is None else curve.marks
+    durations = _durations(np.diff(marks[places]), times, seconds)
+    ends = np.concatenate([[0.0], np.cumsum(durations)])
+    total = float(ends[-1])
+    frames = _frame_count(seconds if abs(total - seconds) <= 1e-9 * total else total, fps)
+    at = np.linspace(0.0, total, frames, endpoint=not loop)
+    there = np.concatenate([[True], durations > 1e-9 * total])  # the keyframes that are not skipped
+    ends, places, fovs = ends[there], places[there], np.append(fovs, fovs[:loop])[there]
+    shares = np.clip(_monotone(ends, marks[places], loop)(at), 0.0, 1.0)
+    if curve is None:
+        poses, reached = np.tile(keys[0], (frames, 1, 1)), shares * (len(marks) - 1)
+    else:
+        poses, reached = curve.at(shares)
+    i = np.clip(np.searchsorted(ends, at, side="right") - 1, 0, len(ends) - 2)
+    steps, since = np.diff(places)[i], (at - ends[i]) / np.diff(ends)[i]
+    along = np.clip(np.where(steps > 0, (reached - places[i]) / np.maximum(steps, 1), since), 0.0, 1.0)
+    return poses, fovs[i] + along * np.diff(fovs)[i]
+
+
+def _durations(lengths: Doubles, times: list[float | None], seconds: float) -> Doubles:
+    """Return the seconds of each transition. lengths: their shares of the way. Raises ValueError."""
+    free = np.array([time is None for time in times])
+    fixed = np.array([time or 0.0 for time in times])
+    rest, way = seconds - float(np.cumsum(fixed)[-1]), float(lengths[free].sum())
+    if way > 0 and not rest > 0:
+        raise ValueError(
+            f"the transitions with a time of their own take {seconds - rest:g} of the {seconds:g} seconds, and leave "
+            "none to the others"
+        )
+    return np.where(free, lengths * (rest / way if way > 0 else 0.0), fixed)
+
+
+def _monotone(at: Doubles, values: Doubles, loop: bool) -> scipy.interpolate.PchipInterpolator:
+    """Return the smooth function through rising ``values``, 0...1, that rises wherever they do."""
+    if loop:  # a lap before and one after, so that it is smooth where it closes
+        at = np.concatenate([at[:-1] - at[-1], at, at[1:] + at[-1]])
+        values = np.concatenate([values[:-1] - 1.0, values, values[1:] + 1.0])
+    return scipy.interpolate.PchipInterpolator(at, values)
+
+
+def _frame_count(seconds: float, fps: float) -> int:
+    frames = round(seconds * fps)
+    if not 1 <= frames <= MOST_FRAMES:
+        raise ValueError(f"seconds times fps are {frames} frames, not 1 to {MOST_FRAMES}")
+    return frames
+
+
+def _transition_times(document: dict[str, Any], loop: bool) -> list[float | None]:
+    """Return the seconds to the second keyframe, to each after it and, in a loop, to the first; None for no time.
+
+    As nerfstudio has them: a keyframe's own is that of the way to it.
+    """
+    entries = document["keyframes"]
+    default = None
+    if document.get("default_transition_sec") is not None:
+        default = _positive(document, "default_transition_sec", 0.0)
+    times = []
+    for index, entry in enumerate(entries):
+        own = entry.get("override_transition_sec") if entry.get("override_transition_enabled") is True else None
+        if own is not None and (isinstance(own, bool) or not isinstance(own, int | float) or not 0 < own < _MOST):
+            raise ValueError(
+                f"override_transition_sec of keyframe {index} is {own!r:.40}, not a number above 0 and below {_MOST:g}"
+            )
+        times.append(default if own is None else float(own))
+    return times[1:] + times[:loop]
 
 
 def _matrix(entry: Any, index: int) -> NDArray[np.float64]:

@@ -1,10 +1,11 @@
 // Camera paths through key frames: geometry, interpolation and file layout. No part of it needs a page, so that Node
 // runs it too.
 //
-// A key frame is {matrix, fov}: sixteen numbers, row by row, camera to world in the frame of the model with OpenGL axes
-// (x right, y up, z back), and a vertical field of view in degrees. Such is nerfstudio's layout of camera paths.
-// The interpolation is that of through() in splatcli/render/camera_paths.py, step by step, so that a preview shows the
-// frames which `splat render --views` makes.
+// A key frame is {matrix, fov, time}: sixteen numbers, row by row, camera to world in the frame of the model with OpenGL
+// axes (x right, y up, z back); a vertical field of view in degrees; and the seconds that the path takes to it from the
+// one before, null for constant speed. Such is nerfstudio's layout of camera paths.
+// The interpolation is that of frames_between() in splatcli/render/camera_paths.py, step by step, so that a preview shows
+// the frames which `splat render --views` makes.
 
 const DEGREES = 180 / Math.PI;
 
@@ -134,31 +135,87 @@ export const frameCount = ({ keyframes, seconds, fps }) => {
 // Return the share of the way, 0 to 1, that a frame is at; a closed path ends one frame before its start.
 export const shareOf = (frame, frames, loop) => (frames < 2 ? 0 : frame / (loop ? frames : frames - 1));
 
-// Return {at, shares} of the path through key frames, or null where they do not make one: none, or all equal.
-// at(share): the key frame at a share of the way, 0 to 1, with constant speed. shares: that of each key frame.
-export const pathThrough = (keyframes, loop) => {
-    const fovs = keyframes.map(({ fov }) => fov);
-    if (keyframes.length === 1) return { at: () => keyframes[0], shares: [0] };
+// Return the times of a path's transitions: to the second key frame, to each after it and, in a loop, to the first.
+export const transitionTimes = ({ keyframes, loop }) =>
+    [...keyframes.slice(1), ...(loop ? keyframes.slice(0, 1) : [])].map(({ time }) => time);
+
+// Return {curve, kept, stops, lengths, isZoom} of a path of two or more key frames, or null where all are equal. curve: see
+// curveThrough(). stops: the places of the key frames on it, and of the first one again in a loop. lengths: of the
+// transitions, as shares of the way.
+const geometry = ({ keyframes, loop }) => {
     const poses = keyframes.map(({ matrix }) => ({ center: [matrix[3], matrix[7], matrix[11]], q: quaternion(matrix) }));
-    const kept = distinct(poses, loop);
-    const ends = loop ? [...fovs, fovs[0]] : fovs;
-    const indices = ends.map((_, i) => i);
-    if (kept.length < 2) {
-        if (new Set(fovs).size < 2) return null;
-        const last = indices.length - 1;
-        const at = (share) => ({ matrix: keyframes[0].matrix, fov: interpolated(share * last, indices, ends) });
-        return { at, shares: fovs.map((_, i) => i / last) };
+    const { kept, places } = distinct(poses, loop);
+    const isZoom = kept.length < 2;
+    if (isZoom && new Set(keyframes.map(({ fov }) => fov)).size < 2) return null;
+    const last = keyframes.length - (loop ? 0 : 1);
+    // Along a zoom, each transition is as long.
+    const curve = isZoom
+        ? {
+            marks: Array.from({ length: last + 1 }, (_, i) => i / last),
+            at: (share) => ({ matrix: keyframes[0].matrix, place: share * last })
+        }
+        : curveThrough(kept.map((i) => poses[i]), loop);
+    const stops = isZoom ? curve.marks.map((_, i) => i) : [...places, ...(loop ? [kept.length] : [])];
+    const lengths = stops.slice(1).map((stop, i) => curve.marks[stop] - curve.marks[stops[i]]);
+    return { curve, kept, stops, lengths, isZoom };
+};
+
+// Return {at, along, shares, durations} of a path, or null where its key frames do not make one: none, or all equal.
+// at(share): the key frame at a share of the time, 0 to 1. along(share): that at a share of the way. shares: of the time,
+// for each key frame. durations: the seconds of each transition. Throw an Error where the times do not fit.
+export const pathThrough = (path) => {
+    const { keyframes, seconds, loop } = path;
+    if (keyframes.length === 0) return null;
+    if (keyframes.length === 1) {
+        const at = () => keyframes[0];
+        return { at, along: at, shares: [0], durations: [] };
     }
-    let [keys, ids] = [kept.map((i) => poses[i]), kept];
-    if (loop) {
-        // Three poses beyond each end, so that the curve is smooth where it closes.
-        const order = Array.from({ length: kept.length + 7 }, (_, i) => i - 3);
-        const lap = (i) => Math.floor(i / kept.length);
-        ids = order.map((i) => kept[i - lap(i) * kept.length] + lap(i) * keyframes.length);
-        keys = order.map((i) => poses[kept[i - lap(i) * kept.length]]);
+    const found = geometry(path);
+    if (!found) return null;
+    const { curve, kept, stops, lengths, isZoom } = found;
+    const fovs = [...keyframes, ...(loop ? keyframes.slice(0, 1) : [])].map(({ fov }) => fov);
+    const numbers = fovs.map((_, i) => i);
+    const times = transitionTimes(path);
+    if (times.every((time) => time === null)) {
+        // Key frames that repeat the pose before lie between their neighbours.
+        const ids = isZoom ? numbers : [...kept, ...(loop ? [keyframes.length] : [])];
+        const places = ids.map((_, i) => i);
+        const at = (share) => {
+            const { matrix, place } = curve.at(share);
+            return { matrix, fov: interpolated(interpolated(place, places, ids), numbers, fovs) };
+        };
+        const shares = numbers.map((id) => interpolated(interpolated(id, ids, places), places, curve.marks));
+        const durations = shares.slice(1).map((share, i) => (share - shares[i]) * seconds);
+        return { at, along: at, shares: shares.slice(0, keyframes.length), durations };
     }
+    const durations = durationsOf(lengths, times, seconds);
+    const clock = cumulative(durations);
+    const total = clock[clock.length - 1];
+    // A transition between equal poses rests, or zooms; without a time it is none, and its key frame is skipped.
+    const there = numbers.filter((i) => i === 0 || durations[i - 1] > 1e-9 * total);
+    const [nodes, hours, fovAt] = [stops, clock, fovs].map((values) => there.map((i) => values[i]));
+    const wayAt = monotone(hours, nodes.map((place) => curve.marks[place]), loop);
+    const at = (share) => {
+        const hour = share * total;
+        const { matrix, place } = curve.at(Math.min(1, Math.max(0, wayAt(hour))));
+        const i = Math.min(segment(hour, hours), hours.length - 2);
+        const steps = nodes[i + 1] - nodes[i];
+        const since = steps > 0 ? (place - nodes[i]) / steps : (hour - hours[i]) / (hours[i + 1] - hours[i]);
+        return { matrix, fov: fovAt[i] + Math.min(1, Math.max(0, since)) * (fovAt[i + 1] - fovAt[i]) };
+    };
+    const shares = clock.slice(0, keyframes.length).map((hour) => hour / total);
+    return { at, along: curve.at, shares, durations };
+};
+
+// Return {marks, at} of the smooth path through poses that differ, and back to the first in a loop. marks: the share of
+// the length at each pose. at(share): {matrix, place} at a share of the length, place being that among the poses.
+const curveThrough = (poses, loop) => {
+    // In a loop three poses beyond each end, so that the curve is smooth where it closes.
+    const more = loop ? 3 : 0;
+    const places = Array.from({ length: poses.length + (loop ? 7 : 0) }, (_, i) => i - more);
+    const keys = places.map((place) => poses[(place + 3 * poses.length) % poses.length]);
     const way = cumulative(distances(keys));
-    const [begin, end] = loop ? [way[3], way[way.length - 4]] : [way[0], way[way.length - 1]];
+    const [begin, end] = [way[more], way[way.length - 1 - more]];
     const center = catmullRom(way, keys.map((key) => key.center));
     const pose = (u) => {
         const along = begin + u * (end - begin);
@@ -175,10 +232,119 @@ export const pathThrough = (keyframes, loop) => {
         const { center: c, q } = pose(u);
         const r = rotation(q);
         const matrix = [...r.slice(0, 3), c[0], ...r.slice(3, 6), c[1], ...r.slice(6), c[2], 0, 0, 0, 1];
-        return { matrix, fov: interpolated(interpolated(begin + u * (end - begin), way, ids), indices, ends) };
+        return { matrix, place: interpolated(begin + u * (end - begin), way, places) };
     };
-    const shareAt = (id) => interpolated((interpolated(id, ids, way) - begin) / (end - begin), samples, lengths) / total;
-    return { at, shares: fovs.map((_, i) => Math.min(1, Math.max(0, shareAt(i)))) };
+    const marks = way.slice(more, way.length - more)
+        .map((along) => interpolated((along - begin) / (end - begin), samples, lengths) / total);
+    return { marks, at };
+};
+
+// Return the seconds of transitions of these lengths: those without a time share what the others leave, by length.
+const durationsOf = (lengths, times, seconds) => {
+    const fixed = times.reduce((sum, time) => sum + (time ?? 0), 0);
+    const way = lengths.reduce((sum, length, i) => sum + (times[i] === null ? length : 0), 0);
+    const rest = seconds - fixed;
+    if (way > 0 && !(rest > 0)) {
+        throw new Error(`transitions with a time of their own take ${short(fixed)} of the ${short(seconds)} seconds, and leave none to the others`);
+    }
+    return lengths.map((length, i) => times[i] ?? (way > 0 ? length * (rest / way) : 0));
+};
+
+const short = (value) => String(Number(value.toPrecision(6)));
+
+// --- Edits of a path ---
+
+const fixedOf = (path) => sumOf(transitionTimes(path).map((time) => time ?? 0));
+
+// Return {rest, way} of a path: the seconds that times leave to the transitions without one, and the length of these.
+const leftOf = (path, lengths) => ({
+    rest: path.seconds - fixedOf(path),
+    way: sumOf(transitionTimes(path).map((time, i) => (time === null ? lengths[i] : 0)))
+});
+
+const lengthsOf = (path) => (path.keyframes.length < 2 ? null : geometry(path)?.lengths);
+
+// Return a path with other key frames, or another of its fields. Times that come and go add to its seconds, and those
+// without one keep what they share.
+export const changed = (path, changes) => {
+    const next = { ...path, ...changes };
+    if (!('seconds' in changes)) next.seconds += fixedOf(next) - fixedOf(path);
+    return fitted(next);
+};
+
+// Return a path whose seconds are those of its times where all transitions have one; and where the times leave none to
+// the others, with as many as these take at the mean speed of the first.
+const fitted = (path) => {
+    const lengths = transitionTimes(path).some((time) => time !== null) ? lengthsOf(path) : null;
+    if (!lengths) return path.seconds > 0 ? path : { ...path, seconds: SECONDS };
+    const { rest, way } = leftOf(path, lengths);
+    if (way > 0 && rest > 1e-6 * path.seconds) return path;
+    const fixed = fixedOf(path);
+    return { ...path, seconds: fixed * (way < 1 ? 1 + way / (1 - way) : 2) };
+};
+
+// Return a path with a time of the transition to a key frame, or null for constant speed. The other transitions keep
+// the seconds that they take.
+export const withTime = (path, index, time) => {
+    const keyframes = path.keyframes.map((key, i) => (i === index ? { ...key, time } : key));
+    const lengths = lengthsOf(path);
+    const transition = index > 0 ? index - 1 : path.keyframes.length - 1;
+    if (!lengths || transition >= lengths.length) return { ...path, keyframes };
+    const { rest, way } = leftOf(path, lengths);
+    const before = path.keyframes[index].time;
+    const others = before === null ? way - lengths[transition] : way;
+    const speed = way > 0 ? rest / way : 0;
+    // The last one with a time keeps the seconds where it goes back to constant speed, since there is no other speed.
+    const after = time ?? (others > 0 ? lengths[transition] * speed : before);
+    return fitted({ ...path, keyframes, seconds: path.seconds + after - (before ?? lengths[transition] * speed) });
+};
+
+// Return a path that takes so many seconds: times stay as long as there are transitions without. Throw an Error where
+// they leave none to these.
+export const withSeconds = (path, seconds) => {
+    const lengths = transitionTimes(path).some((time) => time !== null) ? lengthsOf(path) : null;
+    if (!lengths) return { ...path, seconds };
+    if (leftOf(path, lengths).way > 0) {
+        durationsOf(lengths, transitionTimes(path), seconds);
+        return { ...path, seconds };
+    }
+    const scaled = ({ time, ...key }) => ({ ...key, time: time === null ? null : (time * seconds) / path.seconds });
+    return { ...path, seconds, keyframes: path.keyframes.map(scaled) };
+};
+
+// Return the smooth function through rising values, 0 to 1, that rises wherever they do: a cubic in each interval, whose
+// slopes at the ends are the weighted harmonic means of those of the chords (PCHIP). In a loop it is smooth where it
+// closes.
+const monotone = (at, values, loop) => {
+    if (loop) {
+        const period = at[at.length - 1];
+        at = [...at.slice(0, -1).map((x) => x - period), ...at, ...at.slice(1).map((x) => x + period)];
+        values = [...values.slice(0, -1).map((y) => y - 1), ...values, ...values.slice(1).map((y) => y + 1)];
+    }
+    const steps = at.slice(1).map((x, i) => x - at[i]);
+    const chords = steps.map((step, i) => (values[i + 1] - values[i]) / step);
+    const last = chords.length - 1;
+    const atEnd = (i, next) => {
+        if (next < 0 || next > last) return chords[i];
+        const [h, g, a, b] = [steps[i], steps[next], chords[i], chords[next]];
+        const slope = ((2 * h + g) * a - h * b) / (h + g);
+        return Math.sign(slope) !== Math.sign(a) ? 0 : slope;
+    };
+    const slopes = at.map((_, i) => {
+        if (i === 0) return atEnd(0, 1);
+        if (i > last) return atEnd(last, last - 1);
+        const [a, b] = [chords[i - 1], chords[i]];
+        if (!(a > 0 && b > 0)) return 0;
+        const [v, w] = [2 * steps[i] + steps[i - 1], steps[i] + 2 * steps[i - 1]];
+        return (v + w) / (v / a + w / b);
+    });
+    return (x) => {
+        const i = Math.min(segment(x, at), last);
+        const [h, t] = [steps[i], (x - at[i]) / steps[i]];
+        const [t2, t3] = [t * t, t * t * t];
+        return (2 * t3 - 3 * t2 + 1) * values[i] + (t3 - 2 * t2 + t) * h * slopes[i]
+            + (3 * t2 - 2 * t3) * values[i + 1] + (t3 - t2) * h * slopes[i + 1];
+    };
 };
 
 // Return the distance from each pose to the next; translation and rotation have equal totals. Rounded numbers are no
@@ -197,14 +363,19 @@ const distances = (poses) => {
     return moved.map((value, i) => (both ? Math.hypot(value, (movedSum / anglesSum) * angles[i]) : value + angles[i]));
 };
 
-// Return the indices of poses that differ from the one before; with a loop, the last also from the first.
+// Return {kept, places}: the indices of poses that differ from the one before, and the place of each pose among them.
+// With a loop, the last also differs from the first; poses at the end that do not have the place after all.
 const distinct = (poses, loop) => {
     const ways = distances(poses);
     const least = 1e-9 * ways.reduce((sum, value) => sum + value, 0);
-    const kept = poses.length ? [0] : [];
-    ways.forEach((value, i) => value > least && kept.push(i + 1));
+    const kept = [0];
+    const places = [0];
+    ways.forEach((value, i) => {
+        if (value > least) kept.push(i + 1);
+        places.push(kept.length - 1);
+    });
     if (loop && kept.length > 1 && distances([poses[kept[kept.length - 1]], poses[0]])[0] <= least) kept.pop();
-    return kept;
+    return { kept, places };
 };
 
 // Return the curve through points of any spacing: center(along, i), i being the segment. The tangent at a point is that
@@ -227,6 +398,8 @@ const catmullRom = (way, points) => {
             + (3 * t2 - 2 * t3) * points[i + 1][k] + (t3 - t2) * step * tangents[i + 1][k]);
     };
 };
+
+export const sumOf = (values) => values.reduce((sum, value) => sum + value, 0);
 
 const cumulative = (values) => {
     const sums = [0];
@@ -264,7 +437,12 @@ export const fileOf = ({ keyframes, seconds, fps, loop, width, height }) => {
         fps,
         seconds,
         is_cycle: loop,
-        keyframes: keyframes.map(({ matrix, fov }) => ({ matrix, fov, aspect: width / height }))
+        keyframes: keyframes.map(({ matrix, fov, time }) => ({
+            matrix,
+            fov,
+            aspect: width / height,
+            ...(time !== null && { override_transition_enabled: true, override_transition_sec: time })
+        }))
     };
     return `${JSON.stringify(document, null, 1)}\n`;
 };
@@ -283,13 +461,20 @@ export const pathOf = (text, [width, height]) => {
         throw new Error(`its camera_type is ${quoted(document.camera_type)}; this page shows perspective cameras only`);
     }
     const path = {
-        keyframes: entries.map((entry, i) => ({ matrix: matrixOf(entry, i + 1), fov: fovOf(entry, document, i + 1) })),
+        keyframes: entries.map((entry, i) => ({
+            matrix: matrixOf(entry, i + 1),
+            fov: fovOf(entry, document, i + 1),
+            time: timeOf(entry, document, i + 1)
+        })),
         seconds: numberOf(document, 'seconds', SECONDS, [1e-3, 1e9]),
         fps: numberOf(document, 'fps', FPS, [0.01, 1000]),
         loop: document.is_cycle === true,
         width: pixelsOf(document, 'render_width', width),
         height: pixelsOf(document, 'render_height', height)
     };
+    // Where all transitions have a time, they count.
+    const total = sumOf(pathThrough(path)?.durations ?? []);
+    if (total > 0 && Math.abs(total - path.seconds) > 1e-9 * total) path.seconds = total;
     const frames = frameCount(path);
     if (!(frames >= 1 && frames <= MOST_FRAMES)) {
         throw new Error(`seconds times fps are ${frames} frames, not 1 to ${MOST_FRAMES}`);
@@ -329,6 +514,16 @@ const fovOf = (entry, document, number) => {
     const value = entry.fov ?? document.default_fov;
     if (typeof value !== 'number' || !(value > 0 && value < 180)) {
         throw new Error(`the fov of key frame ${number} is ${quoted(value)}, not between 0 and 180 degrees`);
+    }
+    return value;
+};
+
+// As nerfstudio has it: a key frame's own, or that of all.
+const timeOf = (entry, document, number) => {
+    const own = entry.override_transition_enabled === true ? entry.override_transition_sec ?? null : null;
+    const value = own ?? document.default_transition_sec ?? null;
+    if (value !== null && !(typeof value === 'number' && value > 0 && value < 1e9)) {
+        throw new Error(`the transition time of key frame ${number} is ${quoted(value)}, not a number above 0`);
     }
     return value;
 };

@@ -6,11 +6,16 @@
 // the next frame; `update`, which the viewer calls before each frame; and `snap()`, which makes the present controls go
 // on from `camera`. The window's `app` alone would not do: what is set there lasts until the next update.
 
-import { MOST_FRAMES, angleAlong, cameraOf, fileOf, frameCount, frameSize, pathOf, pathThrough, poseOf, shareOf } from './camera_path.js';
+import {
+    MOST_FRAMES, angleAlong, cameraOf, changed, fileOf, frameCount, frameSize, pathOf, pathThrough, poseOf, shareOf,
+    withSeconds, withTime
+} from './camera_path.js';
 
 const FILE = 'camera_path.json';
 //: Samples of the path that is drawn over the scene.
 const DRAWN = 256;
+//: Least seconds of a transition.
+const LEAST_TIME = 0.001;
 //: What a camera may move without being moved: rounding. Shares of its distance to what it orbits, and degrees.
 const STILL = 1e-4;
 const STILL_ANGLE = 1e-2;
@@ -223,13 +228,15 @@ const open = (viewer, { turn, model, command }) => {
 
     // --- Changes ---
 
-    const change = (changes, text = '') => {
+    const change = (changes, text = '') => become(changed(path, changes), text);
+
+    const become = (next, text) => {
         stop();
-        path = { ...path, ...changes };
+        path = next;
         view.aspect = path.width / path.height;
-        track = pathThrough(path.keyframes, path.loop);
+        track = pathThrough(path);
         points = track && path.keyframes.length > 1
-            ? Array.from({ length: DRAWN + 1 }, (_, i) => track.at(i / DRAWN).matrix) : [];
+            ? Array.from({ length: DRAWN + 1 }, (_, i) => track.along(i / DRAWN).matrix) : [];
         viewer.app.renderNextFrame = true;
         version++;
         show();
@@ -251,7 +258,7 @@ const open = (viewer, { turn, model, command }) => {
     const add = () => {
         expand(true);
         const number = path.keyframes.length + 1;
-        change(keyframesWith((keys) => keys.push(view.current)), `Key frame ${number} added.`);
+        change(keyframesWith((keys) => keys.push({ ...view.current, time: null })), `Key frame ${number} added.`);
         dom.list.lastElementChild.scrollIntoView({ block: 'nearest' });
     };
 
@@ -264,7 +271,10 @@ const open = (viewer, { turn, model, command }) => {
             dom.time.textContent = timeText();
             say('');
         },
-        replace: (i) => change(keyframesWith((keys) => keys.splice(i, 1, view.current)), `Key frame ${i + 1} is this view now.`),
+        replace: (i) => change(
+            keyframesWith((keys) => keys.splice(i, 1, { ...keys[i], ...view.current })),
+            `Key frame ${i + 1} is this view now.`
+        ),
         up: (i) => change(keyframesWith((keys) => keys.splice(i - 1, 2, keys[i], keys[i - 1]))),
         down: (i) => change(keyframesWith((keys) => keys.splice(i, 2, keys[i + 1], keys[i]))),
         remove: (i) => change(keyframesWith((keys) => keys.splice(i, 1)), `Key frame ${i + 1} deleted.`)
@@ -273,16 +283,34 @@ const open = (viewer, { turn, model, command }) => {
     const setNumber = (key, whole) => {
         const value = dom[key].valueAsNumber;
         const [least, most] = [Number(dom[key].min), Number(dom[key].max || Infinity)];
-        const next = { ...path, [key]: value };
         if (!(value >= least && value <= most) || (whole && !Number.isInteger(value))) {
             say(`${dom[key].parentElement.textContent.trim()}: a ${whole ? 'whole ' : ''}number from ${least}${most < Infinity ? ` to ${most}` : ''}`, true);
-        } else if (path.keyframes.length !== 1 && !(frameCount(next) >= 1 && frameCount(next) <= MOST_FRAMES)) {
-            say(`That would be ${frameCount(next)} frames, not 1 to ${MOST_FRAMES}.`, true);
         } else {
-            change({ [key]: value });
-            return;
+            attempt(() => (key === 'seconds' ? withSeconds(path, value) : { ...path, [key]: value }));
         }
-        dom[key].value = path[key];
+        dom[key].value = shown(path[key]);
+    };
+
+    // The seconds from the key frame before, or back to the first; an empty field is constant speed.
+    const setTime = (i, field) => {
+        const value = field.value === '' && !field.validity.badInput ? null : field.valueAsNumber;
+        if (value === null || (value >= LEAST_TIME && value < 1e9)) attempt(() => withTime(path, i, value));
+        else say(`Seconds of a transition: a number from ${LEAST_TIME}, or nothing for constant speed`, true);
+        show();
+    };
+
+    // Go over to a path, or say why not.
+    const attempt = (make) => {
+        try {
+            const next = make();
+            const count = frameCount(next);
+            if (next.keyframes.length !== 1 && !(count >= 1 && count <= MOST_FRAMES)) {
+                throw new Error(`that would be ${count} frames, not 1 to ${MOST_FRAMES}`);
+            }
+            become(next, '');
+        } catch (error) {
+            say(`Not changed: ${error.message}.`, true);
+        }
     };
 
     const load = async (file) => {
@@ -365,8 +393,33 @@ const open = (viewer, { turn, model, command }) => {
         version++;
     };
 
+    // Numbers in fields, without the last digits of sums.
+    const shown = (value) => Number(value.toFixed(3));
+
+    // Return the field for the time of the transition to a key frame.
+    const step = (i) => {
+        const count = path.keyframes.length;
+        const made = document.createElement('label');
+        made.className = 'step';
+        made.title = i > 0
+            ? `Seconds from key frame ${i} to ${i + 1}; empty for constant speed`
+            : `Seconds from key frame ${count} back to 1; empty for constant speed`;
+        const field = document.createElement('input');
+        Object.assign(field, { type: 'number', min: LEAST_TIME, step: 'any', inputMode: 'decimal' });
+        field.setAttribute('aria-label', made.title);
+        field.dataset.time = i;
+        const { time } = path.keyframes[i];
+        if (time !== null) field.value = shown(time);
+        const taken = track?.durations[i > 0 ? i - 1 : count - 1] ?? 0;
+        field.placeholder = taken.toFixed(1);
+        field.addEventListener('change', () => setTime(i, field));
+        made.append(field, 's');
+        return made;
+    };
+
     const row = ({ fov }, i) => {
         const item = document.createElement('li');
+        const line = document.createElement('div');
         const button = (name, title, content, disabled = false) => {
             const made = document.createElement('button');
             made.className = name === 'go' ? 'go' : 'icon';
@@ -375,7 +428,7 @@ const open = (viewer, { turn, model, command }) => {
             made.innerHTML = content;
             made.disabled = disabled;
             made.addEventListener('click', () => actions[name](i));
-            item.append(made);
+            line.append(made);
         };
         const time = track && path.keyframes.length > 1 ? `${(track.shares[i] * path.seconds).toFixed(1)} s` : '';
         button('go', 'Go to this view', `<b>${i + 1}</b><span>${time}</span><span>${Number(fov.toFixed(1))}°</span>`);
@@ -383,6 +436,9 @@ const open = (viewer, { turn, model, command }) => {
         button('up', 'Move up', ICONS.up, i === 0);
         button('down', 'Move down', ICONS.down, i === path.keyframes.length - 1);
         button('remove', 'Delete', ICONS.remove);
+        if (i > 0) item.append(step(i));
+        item.append(line);
+        if (path.loop && i > 0 && i === path.keyframes.length - 1) item.append(step(0));
         return item;
     };
 
@@ -395,10 +451,12 @@ const open = (viewer, { turn, model, command }) => {
 
     const show = () => {
         const isVideo = points.length > 0;
+        const at = dom.list.contains(document.activeElement) ? document.activeElement.dataset.time : undefined;
         dom.list.replaceChildren(...path.keyframes.map(row));
+        dom.list.querySelector(`[data-time="${at}"]`)?.focus();
         selected = null;
         dom.hint.hidden = path.keyframes.length > 0;
-        for (const key of ['seconds', 'fps', 'width', 'height']) dom[key].value = path[key];
+        for (const key of ['seconds', 'fps', 'width', 'height']) dom[key].value = shown(path[key]);
         dom.loop.checked = path.loop;
         dom.frame.max = Math.max(0, frames() - 1);
         dom.frame.disabled = dom.play.disabled = !isVideo;

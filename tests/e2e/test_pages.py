@@ -135,6 +135,20 @@ ADD_TWO = """
     part('add').click();
     check(rows().length === 2, 'the button adds one');
     check(rows()[1].textContent.includes('0.4 s'), 'at the end');
+    const time = () => rows()[1].querySelector('.step input');
+    const take = (text) => {
+        time().value = text;
+        time().dispatchEvent(new Event('change'));
+    };
+    check(time().value === '' && time().placeholder === '0.4', 'constant speed');
+    take('-2');
+    check(time().value === '' && /Seconds of a transition/.test(part('status').textContent), 'a wrong time');
+    take('1e8');
+    check(time().value === '' && /frames, not 1 to/.test(part('status').textContent), 'too many frames');
+    take('0.6');
+    check(part('seconds').value === '0.6' && rows()[1].textContent.includes('0.6 s'), 'a time is in the seconds');
+    enter('seconds', 0.4);
+    check(time().value === '0.4', 'and follows them');
     return { file: await saved(), command: part('command').textContent };
 """
 
@@ -316,6 +330,7 @@ def test_key_frames_of_the_page_render_as_they_are_seen(run: Path, tmp_path: Pat
     seen = hand_at_editor(run, ADD_TWO, tmp_path / "view.png", flags="noanim&webgl")
     path = tmp_path / "camera_path.json"
     path.write_text(seen.value["file"])
+    assert json.loads(seen.value["file"])["keyframes"][1]["override_transition_sec"] == 0.4
     assert seen.value["command"] == f"splat render {run} --views camera_path.json -o path.mp4"
     document = json.loads(seen.value["file"])
     first, last = read_cameras(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,65 @@ def test_keyframes_of_one_pose_zoom(loop: bool, expected: list[float], tmp_path:
     assert len({camera.viewmat.tobytes() for camera in cameras}) == 1
 
 
+def with_times(*times: float | None, **changes: Any) -> dict[str, Any]:
+    """The path with times of transitions as nerfstudio's viewer has them: each is that of the way to a keyframe."""
+    made = document(**changes)
+    for key, time in zip(made["keyframes"], times, strict=True):
+        key |= {"override_transition_enabled": time is not None, "override_transition_sec": time}
+    return made
+
+
+def views_at(path: Path, *frames: int) -> list[Any]:
+    cameras = read_cameras(path)
+    return [np.linalg.inv(cameras[frame].viewmat) for frame in frames]
+
+
+@pytest.mark.parametrize(
+    ("changes", "times", "total", "frames"),
+    [
+        ({"seconds": 77}, (None, 0.5, 2.5), 3.0, (0, 5, 30)),
+        ({"seconds": 2}, (9.0, 0.5, None), 2.0, (0, 5, 20)),  # the rest of the seconds; the first's is that of a cycle
+        ({"seconds": 77, "default_transition_sec": 1.0}, (None, None, None), 2.0, (0, 10, 20)),
+        ({"seconds": 77, "default_transition_sec": 1.0}, (None, 0.3, None), 1.3, (0, 3, 13)),
+        ({"seconds": 77, "default_transition_sec": 1.0, "is_cycle": True}, (0.6, 0.3, None), 1.9, (0, 3, 13)),
+    ],
+)
+def test_keyframes_have_times(
+    changes: dict[str, Any],
+    times: tuple[float | None, ...],
+    total: float,
+    frames: tuple[int, ...],
+    tmp_path: Path,
+) -> None:
+    """Frames are a tenth of a second apart. A path that is open has one at either end, and so one more."""
+    length = round(10 * total) + (not changes.get("is_cycle"))
+    path = write(tmp_path, with_times(*times, **changes, fps=length / total))
+    assert len(read_cameras(path)) == length
+    flip = np.diag([1.0, -1.0, -1.0, 1.0])
+    for found, angle in zip(views_at(path, *frames), (0.0, 0.4, 0.8), strict=True):
+        assert_allclose(found, look_at_origin(angle) @ flip, atol=1e-5)
+
+
+def test_the_speed_changes_smoothly_at_a_keyframe(tmp_path: Path) -> None:
+    cameras = read_cameras(write(tmp_path, with_times(None, 0.5, 2.0, fps=100)))
+    steps = np.array([np.linalg.norm(b.center - a.center) for a, b in pairwise(cameras)])
+    assert steps.max() > 2.5 * steps.min()  # four times as fast in the first half of the way
+    assert np.abs(np.diff(steps)).max() < 0.06 * steps.max()  # from frame to frame
+
+
+def test_a_transition_between_equal_poses_rests(tmp_path: Path) -> None:
+    made = with_times(None, 1.0, 1.0, default_transition_sec=1.0, fps=10)
+    rest = {**made["keyframes"][1], "fov": 30.0, "override_transition_enabled": True, "override_transition_sec": 2.0}
+    made["keyframes"].insert(2, rest)
+    cameras = read_cameras(write(tmp_path, made))
+    resting = [camera for camera in cameras if np.linalg.norm(camera.center - look_at_origin(0.4)[:3, 3]) < 1e-9]
+    assert 19 <= len(resting) <= 21
+    fovs = [math.degrees(2 * math.atan(16 / camera.fy)) for camera in resting]
+    assert max(fovs) > 49.0
+    assert min(fovs) < 31.0  # it zooms from 50 to 30 degrees meanwhile
+    assert fovs == sorted(fovs, reverse=True)
+
+
 def test_matrices_of_older_files_are_the_same(tmp_path: Path) -> None:
     """Text in which the numbers go column by column, as three.js writes them."""
     keys = document()["keyframes"]
@@ -99,6 +159,11 @@ def test_frames_in_the_file_win_over_keyframes(tmp_path: Path) -> None:
         ({"keyframes": [{"matrix": [10**400] * 16, "fov": 40}]}, "keyframe 0 has no 4x4 matrix"),
         ({"seconds": "4"}, "seconds is '4'"),
         ({"fps": -1}, "fps is -1"),
+        ({"default_transition_sec": "2"}, "default_transition_sec is '2'"),
+        (with_times(None, -1, None), "override_transition_sec of keyframe 1 is -1"),
+        (with_times(None, True, None), "override_transition_sec of keyframe 1 is True"),
+        (with_times(None, 2.5, None), "take 2.5 of the 2 seconds"),
+        (with_times(None, 1e8, 1e8), "not 1 to 108000"),
         ({"fps": 1e-6, "seconds": 1e6}, "fps is 1e-06"),
         ({"render_width": None}, "'render_width' is missing"),
     ],

@@ -41,11 +41,11 @@ def in_node(expression: str, **values: Any) -> Any:
     return json.loads(done.stdout)
 
 
-def keyframe(seed: int, fov: float) -> dict[str, Any]:
+def keyframe(seed: int, fov: float, time: float | None = None) -> dict[str, Any]:
     matrix = np.eye(4)
     matrix[:3, :3] = Rotation.random(random_state=seed).as_matrix()
     matrix[:3, 3] = np.random.default_rng(seed).normal(size=3) * 4
-    return {"matrix": matrix.reshape(-1).tolist(), "fov": fov}
+    return {"matrix": matrix.reshape(-1).tolist(), "fov": fov, "time": time}
 
 
 def path(keyframes: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
@@ -54,10 +54,9 @@ def path(keyframes: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
 
 KEYS = [keyframe(seed, fov) for seed, fov in enumerate((40.0, 55.0, 30.0, 70.0))]
 ALL_FRAMES = """(() => {
-    const { keyframes, loop } = given.path;
-    const { at } = pathThrough(keyframes, loop);
+    const { at } = pathThrough(given.path);
     const count = frameCount(given.path);
-    return Array.from({ length: count }, (_, i) => at(shareOf(i, count, loop)));
+    return Array.from({ length: count }, (_, i) => at(shareOf(i, count, given.path.loop)));
 })()"""
 
 
@@ -83,9 +82,148 @@ def test_the_preview_shows_the_frames_of_splat_render(keys: list[dict[str, Any]]
         assert ours["fov"] == pytest.approx(theirs["fov"], abs=1e-6)
 
 
+def timed(keys: list[dict[str, Any]], times: list[float | None]) -> list[dict[str, Any]]:
+    return [{**key, "time": time} for key, time in zip(keys, times, strict=True)]
+
+
+def as_saved(keys: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Key frames with their times as nerfstudio's viewer writes them."""
+    return [
+        {
+            "matrix": key["matrix"],
+            "fov": key["fov"],
+            "aspect": 16 / 9,
+            "override_transition_enabled": key["time"] is not None,
+            "override_transition_sec": key["time"],
+        }
+        for key in keys
+    ]
+
+
+REST = [KEYS[0], KEYS[0], KEYS[1], {**KEYS[1], "fov": 20.0}, KEYS[2], KEYS[0]]
+
+
+@pytest.mark.parametrize("loop", [False, True])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        timed(KEYS[:2], [None, 2.1]),
+        timed(KEYS, [None, 0.3, None, None]),
+        timed(KEYS, [0.7, 0.5, 4.0, 0.25]),
+        timed(KEYS, [0.4, None, None, 0.3]),
+        timed(REST, [None, 0.5, None, 0.4, None, None]),
+        timed(REST, [0.3, None, 0.2, None, 0.6, 0.7]),
+        timed([KEYS[0], {**KEYS[0], "fov": 20.0}, KEYS[0]], [None, 0.3, None]),
+    ],
+    ids=["two", "one", "all", "some", "rests", "repeated", "zoom"],
+)
+def test_the_preview_keeps_times_as_splat_render(keys: list[dict[str, Any]], loop: bool) -> None:
+    made = path(keys, loop=loop, seconds=2.9, fps=12)
+    document = {"keyframes": as_saved(keys), "seconds": 2.9, "fps": 12, "is_cycle": loop}
+    expected = frames_between(document)
+    text = in_node("fileOf(given.path)", path=made)
+    assert frames_between(json.loads(text)) == expected
+    found = in_node(ALL_FRAMES, path=in_node("pathOf(given.text, [96, 54])", text=text))
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_allclose(ours["matrix"], theirs["camera_to_world"], atol=1e-7)
+        assert ours["fov"] == pytest.approx(theirs["fov"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("times", "loop", "durations"),
+    [
+        ([None, 1.0, 1.0, 1.0], False, [1.0, 1.0, 1.0]),
+        ([0.5, 1.0, 2.0, 3.0], True, [1.0, 2.0, 3.0, 0.5]),
+        ([9.0, 2.0, None, None], False, None),
+    ],
+)
+def test_key_frames_are_at_their_times(times: list[float | None], loop: bool, durations: list[float] | None) -> None:
+    """Those without one share the rest of the seconds; the speed of the others has no say in it."""
+    made = path(timed(KEYS, times), loop=loop, seconds=10.0)
+    value = "(({ at, shares, durations }) => ({ shares, durations, keys: shares.map(at) }))(pathThrough(given.path))"
+    found = in_node(value, path=made)
+    if durations is None:
+        even = in_node("pathThrough(given.path).durations", path=path(KEYS))
+        durations = [2.0, *(8.0 * time / (even[1] + even[2]) for time in even[1:])]
+    assert_allclose(found["durations"], durations, rtol=1e-9)
+    assert_allclose(found["shares"], np.cumsum([0, *durations])[:4] / sum(durations), rtol=1e-9)
+    for ours, key in zip(found["keys"], KEYS, strict=True):
+        assert_allclose(ours["matrix"], key["matrix"], atol=1e-4)
+        assert ours["fov"] == pytest.approx(key["fov"], abs=1e-4)
+
+
+def edited(expression: str, made: dict[str, Any]) -> tuple[list[float | None], float, list[float]]:
+    """(times of the key frames, seconds, durations of the transitions) of the path after an edit."""
+    found = in_node(f"((path) => [path, pathThrough(path).durations])({expression})", path=made)
+    return [key["time"] for key in found[0]["keyframes"]], found[0]["seconds"], found[1]
+
+
+def test_a_time_leaves_the_other_transitions_as_they_are() -> None:
+    before = in_node("pathThrough(given.path).durations", path=path(KEYS, seconds=6.0))
+    times, seconds, durations = edited("withTime(given.path, 2, 5)", path(KEYS, seconds=6.0))
+    assert times == [None, None, 5.0, None]
+    assert_allclose(durations, [before[0], 5.0, before[2]], rtol=1e-9)
+    assert seconds == pytest.approx(6.0 - before[1] + 5.0)
+    times, seconds, durations = edited("withTime(withTime(given.path, 2, 5), 2, null)", path(KEYS, seconds=6.0))
+    assert times == [None] * 4
+    assert seconds == pytest.approx(6.0)
+    assert_allclose(durations, before, rtol=1e-9)
+
+
+def test_a_time_back_to_the_first_counts_in_a_loop_alone() -> None:
+    made = path(timed(KEYS, [3.0, 1.0, 1.0, 1.0]), seconds=3.0)
+    assert edited("given.path", made)[1] == 3.0
+    assert edited("changed(given.path, { loop: true })", made)[1:] == (6.0, [1.0, 1.0, 1.0, 3.0])
+    assert edited("withTime(changed(given.path, { loop: true }), 0, 2)", made)[1] == 5.0
+    assert edited("changed(changed(given.path, { loop: true }), { loop: false })", made)[1] == 3.0
+
+
+def test_a_time_between_equal_key_frames_rests() -> None:
+    made = path([KEYS[0], KEYS[1], KEYS[1], KEYS[2]], seconds=4.0)
+    times, seconds, durations = edited("withTime(given.path, 2, 1.5)", made)
+    assert (times, seconds, durations[1]) == ([None, None, 1.5, None], 5.5, 1.5)
+    assert durations[0] + durations[2] == pytest.approx(4.0)
+
+
+def test_key_frames_bring_and_take_their_times() -> None:
+    made = path(timed(KEYS[:3], [None, 2.0, 3.0]), seconds=5.0)
+    remove = "changed(given.path, { keyframes: given.path.keyframes.slice(0, 2) })"
+    assert edited(remove, made)[:2] == ([None, 2.0], 2.0)
+    # One more at constant speed takes as long as it would at the mean speed of the others.
+    add = "changed(given.path, { keyframes: [...given.path.keyframes, given.more] })"
+    found = in_node(f"((path) => [path.seconds, pathThrough(path)])({add})", path=made, more=KEYS[3])
+    even = in_node("pathThrough(given.path).durations", path=path(KEYS, seconds=1.0))
+    assert found[1]["durations"][:2] == [2.0, 3.0]
+    assert found[0] == pytest.approx(5.0 / (1 - even[2]), rel=1e-6)
+    alone = edited("changed(given.path, { keyframes: given.path.keyframes.slice(0, 1) })", made)
+    assert alone == ([None], 4.0, [])
+
+
+def test_seconds_are_shared_by_transitions_without_a_time() -> None:
+    some, every = timed(KEYS, [None, 2.0, None, None]), timed(KEYS, [None, 2.0, 1.0, 1.0])
+    times, seconds, durations = edited("withSeconds(given.path, 9)", path(some, seconds=5.0))
+    assert (times, seconds, durations[0]) == ([None, 2.0, None, None], 9.0, 2.0)
+    assert sum(durations) == pytest.approx(9.0)
+    assert edited("withSeconds(given.path, 8)", path(every, seconds=4.0)) == ([None, 4, 2, 2], 8.0, [4, 2, 2])
+    refused = "(() => { try { return withSeconds(given.path, 1.5); } catch (error) { return error.message; } })()"
+    assert "take 2 of the 1.5 seconds" in in_node(refused, path=path(some, seconds=5.0))
+
+
+def test_times_of_nerfstudios_files_are_those_of_the_key_frames() -> None:
+    """Its default counts where a key frame has none of its own; seconds are what they sum up to."""
+    saved = as_saved(timed(KEYS, [7.0, None, 1.25, None]))
+    saved[3]["override_transition_sec"] = 5.0  # not enabled
+    text = json.dumps({"keyframes": saved, "default_transition_sec": 2.0, "seconds": 99.0, "fps": 5})
+    found = in_node("pathOf(given.text, [96, 54])", text=text)
+    assert [key["time"] for key in found["keyframes"]] == [7.0, 2.0, 1.25, 2.0]
+    assert found["seconds"] == 5.25
+    assert len(frames_between(json.loads(text))) == in_node("frameCount(given.path)", path=found) == 26
+
+
 def test_key_frames_are_at_their_shares_of_the_way() -> None:
     found = in_node(
-        "(({ at, shares }) => ({ shares, keys: shares.map(at) }))(pathThrough(given.keys, false))", keys=KEYS
+        "(({ at, shares }) => ({ shares, keys: shares.map(at) }))(pathThrough(given.path))", path=path(KEYS)
     )
     assert found["shares"][0] == 0
     assert found["shares"][-1] == pytest.approx(1)
@@ -96,7 +234,8 @@ def test_key_frames_are_at_their_shares_of_the_way() -> None:
 
 @pytest.mark.parametrize("keys", [[], [KEYS[0]] * 3])
 def test_equal_key_frames_make_no_path(keys: list[dict[str, Any]]) -> None:
-    assert in_node("[false, true].map((loop) => pathThrough(given.keys, loop))", keys=keys) == [None, None]
+    expression = "[false, true].map((loop) => pathThrough({ ...given.path, loop }))"
+    assert in_node(expression, path=path(keys)) == [None, None]
 
 
 def test_the_file_is_read_by_splat_render_with_the_same_poses(tmp_path: Path) -> None:
@@ -128,6 +267,12 @@ def test_matrices_of_older_files_are_read_by_columns() -> None:
         (json.dumps({"keyframes": [KEYS[0], {"matrix": "[[[", "fov": 40}]}), "key frame 2 has no 4x4 matrix"),
         (json.dumps({"keyframes": [{"matrix": [2.0] * 16, "fov": 40}]}), "matrix of key frame 1 is not a camera pose"),
         (json.dumps({"keyframes": [{"matrix": KEYS[0]["matrix"]}]}), "fov of key frame 1 is undefined"),
+        (
+            json.dumps({"keyframes": as_saved(timed(KEYS, [None, 0, None, None]))}),
+            "transition time of key frame 2 is 0",
+        ),
+        (json.dumps({"keyframes": as_saved(timed(KEYS, [None, 9, None, None]))}), "take 9 of the 4 seconds"),
+        (json.dumps({"keyframes": KEYS, "default_transition_sec": "2"}), 'transition time of key frame 1 is "2"'),
         (json.dumps({"keyframes": KEYS, "seconds": "4"}), 'seconds is "4"'),
         (json.dumps({"keyframes": KEYS, "seconds": 1e8}), "not 1 to 108000"),
         (json.dumps({"keyframes": KEYS, "fps": -1}), "fps is -1"),
