@@ -14,6 +14,8 @@ import {
 const FILE = 'camera_path.json';
 //: Samples of the path that is drawn over the scene.
 const DRAWN = 256;
+//: Most steps that are undone.
+const UNDONE = 200;
 //: Least seconds of a transition.
 const LEAST_TIME = 0.001;
 //: What a camera may move without being moved: rounding. Shares of its distance to what it orbits, and degrees.
@@ -147,6 +149,8 @@ const ICONS = {
     close: icon('<path d="M5 5l10 10M15 5L5 15"/>'),
     play: icon('<path d="M6 4l10 6-10 6z" fill="currentColor"/>'),
     pause: icon('<path d="M7 4v12M13 4v12"/>'),
+    undo: icon('<path d="M4 8h8a4.5 4.5 0 0 1 0 9H8M4 8l4-4M4 8l4 4"/>'),
+    redo: icon('<path d="M16 8H8a4.5 4.5 0 0 0 0 9h4M16 8l-4-4M16 8l-4 4"/>'),
     replace: icon('<path d="M15.5 8A6 6 0 1 0 16 11M16 4v4h-4"/>'),
     up: icon('<path d="M5 12l5-5 5 5"/>'),
     down: icon('<path d="M5 8l5 5 5-5"/>'),
@@ -158,7 +162,9 @@ const MARKUP = `
     <canvas class="splat-path-lines" data-id="lines" aria-hidden="true"></canvas>
     <button class="open" data-id="open" aria-expanded="false" title="Camera path: key frames for splat render (K adds one)">${ICONS.path}<span>Camera path</span></button>
     <section data-id="panel" aria-label="Camera path" hidden>
-        <header><h2>${ICONS.path}Camera path</h2><button class="icon" data-id="close" title="Close" aria-label="Close">${ICONS.close}</button></header>
+        <header><h2>${ICONS.path}Camera path</h2>
+            <button class="icon" data-id="undo">${ICONS.undo}</button><button class="icon" data-id="redo">${ICONS.redo}</button>
+            <button class="icon" data-id="close" title="Close" aria-label="Close">${ICONS.close}</button></header>
         <div class="body">
             <button class="main" data-id="add" title="Add a key frame at this view (K)">Add key frame <kbd>K</kbd></button>
             <p class="hint" data-id="hint">Move to a view and add it. Two or more key frames make a video, one makes an image.</p>
@@ -220,6 +226,8 @@ const open = (viewer, { turn, model, command }) => {
     let selected = null;
     let playing = null;
     let version = 0; // of what is drawn
+    const [done, undone] = [[], []]; // the last change at the end; see remember()
+    let lens = null; // the field of view before the slider was moved
 
     const say = (text, isError = false) => {
         dom.status.textContent = text;
@@ -228,9 +236,38 @@ const open = (viewer, { turn, model, command }) => {
 
     // --- Changes ---
 
-    const change = (changes, text = '') => become(changed(path, changes), text);
+    // A change is {what, path} or {what, fov}: its name, and the path or the field of view of the view before it, or after
+    // it once it is undone.
+    const remember = (what, before) => {
+        done.push({ what, ...before });
+        if (done.length > UNDONE) done.shift();
+        undone.length = 0;
+        showChanges();
+    };
 
-    const become = (next, text) => {
+    // Undo or redo the last change of a list, which goes to the other one.
+    const revert = (from, to, word) => {
+        const { what, ...state } = from.pop() ?? {};
+        if (!what) return;
+        to.push({ what, ...(state.path ? { path } : { fov: view.fov }) });
+        showChanges();
+        if (state.path) {
+            become(state.path, `${word}: ${what}.`);
+        } else {
+            stop();
+            view.fov = state.fov;
+            say(`${word}: ${what}.`);
+        }
+    };
+    const undo = () => revert(done, undone, 'Undone');
+    const redo = () => revert(undone, done, 'Redone');
+
+    const change = (changes, what, text = '') => {
+        remember(what, { path });
+        become(changed(path, changes), text);
+    };
+
+    const become = (next, text = '') => {
         stop();
         path = next;
         view.aspect = path.width / path.height;
@@ -258,7 +295,7 @@ const open = (viewer, { turn, model, command }) => {
     const add = () => {
         expand(true);
         const number = path.keyframes.length + 1;
-        change(keyframesWith((keys) => keys.push({ ...view.current, time: null })), `Key frame ${number} added.`);
+        change(keyframesWith((keys) => keys.push({ ...view.current, time: null })), `add key frame ${number}`, `Key frame ${number} added.`);
         dom.list.lastElementChild.scrollIntoView({ block: 'nearest' });
     };
 
@@ -273,11 +310,12 @@ const open = (viewer, { turn, model, command }) => {
         },
         replace: (i) => change(
             keyframesWith((keys) => keys.splice(i, 1, { ...keys[i], ...view.current })),
+            `replace key frame ${i + 1}`,
             `Key frame ${i + 1} is this view now.`
         ),
-        up: (i) => change(keyframesWith((keys) => keys.splice(i - 1, 2, keys[i], keys[i - 1]))),
-        down: (i) => change(keyframesWith((keys) => keys.splice(i, 2, keys[i + 1], keys[i]))),
-        remove: (i) => change(keyframesWith((keys) => keys.splice(i, 1)), `Key frame ${i + 1} deleted.`)
+        up: (i) => change(keyframesWith((keys) => keys.splice(i - 1, 2, keys[i], keys[i - 1])), `move key frame ${i + 1} up`),
+        down: (i) => change(keyframesWith((keys) => keys.splice(i, 2, keys[i + 1], keys[i])), `move key frame ${i + 1} down`),
+        remove: (i) => change(keyframesWith((keys) => keys.splice(i, 1)), `delete key frame ${i + 1}`, `Key frame ${i + 1} deleted.`)
     };
 
     const setNumber = (key, whole) => {
@@ -285,8 +323,9 @@ const open = (viewer, { turn, model, command }) => {
         const [least, most] = [Number(dom[key].min), Number(dom[key].max || Infinity)];
         if (!(value >= least && value <= most) || (whole && !Number.isInteger(value))) {
             say(`${dom[key].parentElement.textContent.trim()}: a ${whole ? 'whole ' : ''}number from ${least}${most < Infinity ? ` to ${most}` : ''}`, true);
-        } else {
-            attempt(() => (key === 'seconds' ? withSeconds(path, value) : { ...path, [key]: value }));
+        } else if (value !== shown(path[key])) {
+            const what = dom[key].parentElement.textContent.trim().toLowerCase();
+            attempt(() => (key === 'seconds' ? withSeconds(path, value) : { ...path, [key]: value }), what);
         }
         dom[key].value = shown(path[key]);
     };
@@ -294,20 +333,21 @@ const open = (viewer, { turn, model, command }) => {
     // The seconds from the key frame before, or back to the first; an empty field is constant speed.
     const setTime = (i, field) => {
         const value = field.value === '' && !field.validity.badInput ? null : field.valueAsNumber;
-        if (value === null || (value >= LEAST_TIME && value < 1e9)) attempt(() => withTime(path, i, value));
+        if (value === null || (value >= LEAST_TIME && value < 1e9)) attempt(() => withTime(path, i, value), `time to key frame ${i + 1}`);
         else say(`Seconds of a transition: a number from ${LEAST_TIME}, or nothing for constant speed`, true);
         show();
     };
 
     // Go over to a path, or say why not.
-    const attempt = (make) => {
+    const attempt = (make, what) => {
         try {
             const next = make();
             const count = frameCount(next);
             if (next.keyframes.length !== 1 && !(count >= 1 && count <= MOST_FRAMES)) {
                 throw new Error(`that would be ${count} frames, not 1 to ${MOST_FRAMES}`);
             }
-            become(next, '');
+            remember(what, { path });
+            become(next);
         } catch (error) {
             say(`Not changed: ${error.message}.`, true);
         }
@@ -317,7 +357,7 @@ const open = (viewer, { turn, model, command }) => {
         try {
             const found = pathOf(await file.text(), [path.width, path.height]);
             if (!found.keyframes.length) throw new Error('it has no key frames');
-            change(found, `${found.keyframes.length} key frames of ${file.name}`);
+            change(found, `load ${file.name}`, `${found.keyframes.length} key frames of ${file.name}`);
         } catch (error) {
             say(`${file.name} is not loaded: ${error.message}`, true);
         }
@@ -469,6 +509,14 @@ const open = (viewer, { turn, model, command }) => {
         dom.command.replaceChildren(...words.flatMap((word, i) => [i ? ' ' : '', unbroken(word)]));
     };
 
+    const showChanges = () => {
+        for (const [button, word, list, keys] of [[dom.undo, 'Undo', done, 'Ctrl-Z'], [dom.redo, 'Redo', undone, 'Ctrl-Shift-Z']]) {
+            button.disabled = list.length === 0;
+            button.title = `${word}${list.length ? `: ${list[list.length - 1].what}` : ''} (${keys})`;
+            button.setAttribute('aria-label', button.title);
+        }
+    };
+
     const expand = (isOpen) => {
         if (isOpen === !dom.panel.hidden) return;
         dom.panel.hidden = !isOpen;
@@ -581,8 +629,17 @@ const open = (viewer, { turn, model, command }) => {
     });
     for (const key of ['seconds', 'fps']) dom[key].addEventListener('change', () => setNumber(key, false));
     for (const key of ['width', 'height']) dom[key].addEventListener('change', () => setNumber(key, true));
-    dom.fov.addEventListener('input', () => { view.fov = Number(dom.fov.value); });
-    dom.loop.addEventListener('change', () => change({ loop: dom.loop.checked }));
+    dom.fov.addEventListener('input', () => {
+        lens ??= view.fov;
+        view.fov = Number(dom.fov.value);
+    });
+    dom.fov.addEventListener('change', () => {
+        if (lens !== null && lens !== view.fov) remember('field of view', { fov: lens });
+        lens = null;
+    });
+    dom.loop.addEventListener('change', () => change({ loop: dom.loop.checked }, 'closed loop'));
+    dom.undo.addEventListener('click', undo);
+    dom.redo.addEventListener('click', redo);
     dom.save.addEventListener('click', save);
     dom.load.addEventListener('click', () => dom.file.click());
     dom.file.addEventListener('change', () => {
@@ -600,14 +657,26 @@ const open = (viewer, { turn, model, command }) => {
         if (event.dataTransfer.files[0]) load(event.dataTransfer.files[0]);
     });
 
-    // The viewer has 1 2 3 F G H R V W A S D Q E, arrows, space and escape; not K and P.
+    // What is typed but not entered yet is undone by the field itself.
+    let typed = null;
+    root.addEventListener('input', (event) => { typed = event.target; });
+    root.addEventListener('change', () => { typed = null; });
+
+    // The viewer has 1 2 3 F G H R V W A S D Q E, arrows, space and escape; not K and P, nor any with Ctrl.
     const shortcuts = { k: add, p: () => !dom.panel.hidden && play() };
     const isField = (element) => element.matches('input, select, textarea');
     window.addEventListener('keydown', (event) => {
         const target = event.composedPath()[0];
         const isTyped = target instanceof Element && isField(target) && target.type !== 'range' && target.type !== 'checkbox';
-        if (event.ctrlKey || event.altKey || event.metaKey || event.repeat || isTyped) return;
         const key = /^[\x20-\x7e]$/.test(event.key) ? event.key.toLowerCase() : event.code.replace('Key', '').toLowerCase();
+        if (event.ctrlKey !== event.metaKey && !event.altKey && ['z', 'y'].includes(key) && !dom.panel.hidden) {
+            if (isTyped && target === typed) return;
+            event.preventDefault();
+            if (key === 'y' || event.shiftKey) redo();
+            else undo();
+            return;
+        }
+        if (event.ctrlKey || event.altKey || event.metaKey || event.repeat || isTyped) return;
         shortcuts[key]?.();
     }, true);
     // What is typed into the panel is not for the viewer, whose keys work everywhere on the page.
@@ -631,5 +700,6 @@ const open = (viewer, { turn, model, command }) => {
     } catch {
         // of another version
     }
-    change({});
+    showChanges();
+    become(path);
 };

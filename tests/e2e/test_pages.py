@@ -60,8 +60,8 @@ EDITOR = """(async () => {
     if (!window.isDrawn || !document.querySelector('.splat-path')) return false;
     const part = (name) => document.querySelector(`[data-id=${name}]`);
     const rows = () => [...document.querySelectorAll('.splat-path li')];
-    const press = (key, target = document.body) =>
-        target.dispatchEvent(new KeyboardEvent('keydown', { key, code: `Key${key.toUpperCase()}`, bubbles: true }));
+    const press = (key, target = document.body, more = {}) =>
+        target.dispatchEvent(new KeyboardEvent('keydown', { key, code: `Key${key.toUpperCase()}`, bubbles: true, ...more }));
     const enter = (name, value) => {
         part(name).value = value;
         part(name).dispatchEvent(new Event('change'));
@@ -186,8 +186,69 @@ LOAD_AND_EDIT = """
         const [one, other] = stored().keyframes.map((key) => JSON.stringify(key));
         check(one === other, 'exactly');
         check(/All key frames are equal/.test(part('status').textContent) && part('save').disabled, 'no path');
+        const undo = (target) => press('z', target, { ctrlKey: true });
+        const redo = (target) => press('Z', target, { ctrlKey: true, shiftKey: true });
+        for (const [before, what] of [['50,30', 'replace key frame 2'], ['50,30,40', 'delete key frame 3'],
+                                      ['30,50,40', 'move key frame 1 down'], ['30,40,50', 'move key frame 3 up']]) {
+            check(part('undo').title.includes(what), `next is to undo: ${what}`);
+            undo();
+            check(fovs() === before && part('status').textContent === `Undone: ${what}.`, `undone: ${what}`);
+        }
+        undo();
+        check(rows().length === 0 && part('undo').disabled && !part('redo').disabled, 'also what was loaded');
+        undo();
+        for (let i = 0; i < 5; i++) redo();
+        check(fovs() === '50,50' && part('redo').disabled, 'redone');
+        part('undo').click();
+        check(fovs() === '50,30', 'by the button');
+        part('redo').click();
+        check(fovs() === '50,50', 'and back');
+        part('undo').click();
+        const time = () => rows()[1].querySelector('.step input');
+        const settings = () => [part('seconds').value, time().value, part('fps').value, part('loop').checked, fovs()].join();
+        const [first, ...others] = [settings()];
+        for (const edit of [
+            () => { time().value = 3; time().dispatchEvent(new Event('change')); },
+            () => enter('seconds', 9),
+            () => enter('fps', 7),
+            () => part('loop').click(),
+            () => press('k')
+        ]) {
+            others.push(settings());
+            edit();
+            check(settings() !== others[others.length - 1], `another setting: ${edit}`);
+            check(part('redo').disabled, 'nothing is left to redo');
+        }
+        part('seconds').dispatchEvent(new Event('input', { bubbles: true }));
+        undo(part('seconds'));
+        check(rows().length === 3, 'a number that is typed is undone by its field');
+        part('seconds').dispatchEvent(new Event('change', { bubbles: true }));
+        const last = settings();
+        while (others.length) {
+            undo(part('seconds'));
+            check(settings() === others.pop(), 'each by itself');
+        }
+        check(settings() === first, 'all of them');
+        for (let i = 0; i < 6; i++) press('y', document.body, { metaKey: true });
+        check(settings() === last, 'and again');
+        const angle = part('degrees').textContent;
+        for (const degrees of [70, 75]) {
+            part('fov').value = degrees;
+            part('fov').dispatchEvent(new Event('input', { bubbles: true }));
+            await frames(2);
+        }
+        part('fov').dispatchEvent(new Event('change', { bubbles: true }));
+        check(part('degrees').textContent === '75.0°', 'the slider');
+        undo();
+        await frames(2);
+        check(part('degrees').textContent === angle, 'a movement of the slider is one step');
+        part('close').click();
+        const kept = fovs();
+        undo();
+        check(fovs() === kept, 'nothing while the panel is folded away');
+        part('open').click();
         choose(GOOD, 'good.json');
-        await until(() => rows().length === 3);
+        await until(() => part('status').textContent === '3 key frames of good.json');
         press('p');
         await until(() => Number(part('frame').value) > 2);
         press('p');
