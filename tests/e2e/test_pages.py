@@ -60,8 +60,10 @@ EDITOR = """(async () => {
     if (!window.isDrawn || !document.querySelector('.splat-path')) return false;
     const part = (name) => document.querySelector(`[data-id=${name}]`);
     const rows = () => [...document.querySelectorAll('.splat-path li')];
-    const press = (key, target = document.body, more = {}) =>
-        target.dispatchEvent(new KeyboardEvent('keydown', { key, code: `Key${key.toUpperCase()}`, bubbles: true, ...more }));
+    const press = (key, target = document.body, more = {}) => {
+        const code = `Key${key.toUpperCase()}`;
+        target.dispatchEvent(new KeyboardEvent('keydown', { key, code, bubbles: true, ...more }));
+    };
     const enter = (name, value) => {
         part(name).value = value;
         part(name).dispatchEvent(new Event('change'));
@@ -205,7 +207,8 @@ LOAD_AND_EDIT = """
         check(fovs() === '50,50', 'and back');
         part('undo').click();
         const time = () => rows()[1].querySelector('.step input');
-        const settings = () => [part('seconds').value, time().value, part('fps').value, part('loop').checked, fovs()].join();
+        const settings = () =>
+            [part('seconds').value, time().value, part('fps').value, part('loop').checked, fovs()].join();
         const [first, ...others] = [settings()];
         for (const edit of [
             () => { time().value = 3; time().dispatchEvent(new Event('change')); },
