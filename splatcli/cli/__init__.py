@@ -33,11 +33,28 @@ def main() -> int:
         from splatcli.cli.commands import run
 
         try:
-            return run(sys.argv[1:])
+            code = run(sys.argv[1:])
         finally:
             leave_garbage()
+        _ignore_interrupts()
     except KeyboardInterrupt:  # `run` catches it too; here it came while libraries loaded or as the command ended
-        return 130
+        code = 130
+        _ignore_interrupts()
+    return code
+
+
+def _ignore_interrupts() -> None:
+    """Ignore SIGINT from now on: the command is done, and its exit code stands.
+
+    The interpreter's end takes a part of a second. By default SIGINT ends the process by the signal then, or prints a
+    traceback of the libraries' cleaning up.
+    """
+    while True:
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        except KeyboardInterrupt:
+            continue
+        return
 
 
 def _open_missing_streams() -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,18 @@ def test_ctrl_c_that_a_library_turns_into_another_error_is_an_interrupt(tmp_path
     command = [sys.executable, "main.py", "view", "nothing"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_ctrl_c_after_the_result_never_ends_the_process_by_the_signal(exported_ply: Path) -> None:
+    """The interpreter's end takes a part of a second; the exit code of the command stands then."""
+    command = [sys.executable, "-m", "splatcli", "info", str(exported_ply), "-q"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.003)
+    assert (process.returncode in (0, 130), process.communicate()[1]) == (True, "")
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:
