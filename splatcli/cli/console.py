@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import json
 import logging
 import math
@@ -205,13 +203,19 @@ def take_stdout_error() -> OutputError | None:
     return problem
 
 
-def closed_stdout_error(error: OSError) -> OutputError | None:
-    """Return the error of a text for stdout that stdout was closed for; None for another error."""
-    if error.errno != errno.EBADF or error.filename is not None or sys.stdout is None:
+def printed_text_error(error: OSError) -> OutputError | None:
+    """Return the error of a text that stdout did not take, as of --help; None for an error of something else.
+
+    The text is in the stream's buffer still, so that the stream fails once more.
+    """
+    if error.filename is not None or sys.stdout is None:
         return None
-    with contextlib.suppress(OSError, ValueError):  # a stream of a caller
-        if fcntl.fcntl(sys.stdout.fileno(), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-            return _stdout_error(error)
+    try:
+        sys.stdout.flush()
+    except OSError as again:
+        return _stdout_error(again, lost="") if again.errno == error.errno else None
+    except ValueError:  # a stream of a caller that is closed
+        return None
     return None
 
 
@@ -222,13 +226,14 @@ def _discard_stdout(error: OSError) -> None:
     _detach(sys.stdout)
 
 
-def _stdout_error(error: OSError) -> OutputError:
+def _stdout_error(
+    error: OSError, lost: str = "; the printed results are lost, written files are complete"
+) -> OutputError:
     closed = error.errno == errno.EBADF
     return OutputError(
         "stdout is closed" if closed else f"cannot write to stdout: {error.strerror}",
         where="stdout",
-        remedy=f"{'' if closed else 'free disk space or '}redirect stdout elsewhere; the printed results are lost, "
-        "written files are complete",
+        remedy=f"{'' if closed else 'free disk space or '}redirect stdout elsewhere{lost}",
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import typer
 
 from splatcli import __version__
-from splatcli.cli.console import Output, closed_stdout_error
+from splatcli.cli.console import Output, printed_text_error
 from splatcli.cli.process import PipeError
 from splatcli.errors import (
     DeviceFaultError,
@@ -61,14 +61,14 @@ def _as_splat_error(error: Exception, argv: Sequence[str]) -> SplatError | None:
         return error
     if isinstance(error, typer.TyperException):
         return _from_typer(error, argv)
+    if isinstance(error, OSError) and (unprinted := printed_text_error(error)) is not None:  # of a help text
+        return unprinted
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError(
             "the disk is full", where=error.filename, remedy="free disk space, or write elsewhere with -o"
         )
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return UsageError("this file name is too long", where=f"{str(error.filename)[:100]}...")
-    if isinstance(error, OSError) and (closed := closed_stdout_error(error)) is not None:  # of a help text
-        return closed
     if isinstance(error, PipeError):
         return SceneError(str(error.strerror), where=error.filename)
     refused = system_error(error)
