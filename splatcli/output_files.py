@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from splatcli.checkpoint.atomic import write_atomically
+from splatcli.checkpoint.atomic import check_name, write_atomically
 from splatcli.errors import OutputError
 
 #: Endings that a view's name loses.
@@ -43,7 +43,11 @@ def check_file_place(path: Path) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Raise OutputError where a file or a folder can surely not be written, before hours of work; change nothing."""
+    """Raise OutputError where a file or a folder can surely not be written, before hours of work; change nothing.
+
+    Raises it as check_name(), too.
+    """
+    check_name(path)
     if os.path.exists(path):  # also a pipe, or a name of an open file
         return
     place = Path(os.path.realpath(path))

@@ -196,6 +196,21 @@ def sync(path: Path) -> None:
         disk.sync(file.fileno())
 
 
+#: Characters that no path of a result has: paths are printed one a line, and read so by the next command of a pipe.
+#: That takes tabs and spaces.
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def check_name(path: Path) -> None:
+    """Raise OutputError if the path of a new file or folder has a line break or another control character."""
+    if _CONTROL.search(str(path)):
+        raise OutputError(
+            "the name of a result has no line breaks and control characters: its path is one line of a pipe",
+            where=repr(str(path)),
+            remedy="choose another place with -o",
+        )
+
+
 def names_stdout(path: Path) -> bool:
     """Return whether a path such as /dev/stdout is this process's stdout."""
     try:

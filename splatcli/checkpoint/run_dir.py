@@ -21,6 +21,7 @@ from typing import Any
 from splatcli import disk
 from splatcli.checkpoint.atomic import (
     TEMPORARY,
+    check_name,
     other_process_lives,
     probe_folder,
     probe_room,
@@ -183,21 +184,6 @@ def _finite(value: object) -> object:
 
 _CHECKPOINT = re.compile(r"ckpt_(\d{6,})\.pt")
 _MOVED_ASIDE = re.compile(r".+\.old-\d+")
-
-
-#: Characters that no path of a run has: paths are printed one a line, and read so by the next command of a pipe. That
-#: takes tabs.
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
-
-
-def check_name(path: Path) -> None:
-    """Raise OutputError if the path of a new run folder has a line break or another control character."""
-    if _CONTROL.search(str(path)):
-        raise OutputError(
-            "a run folder's name has no line breaks and control characters: its path is one line of a pipe",
-            where=repr(str(path)),
-            remedy="choose another place with -o",
-        )
 
 
 class RunDir:

@@ -80,7 +80,7 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
     The folder of the run takes the blocks and the merged model. A stopped block continues, a finished one stays. Raises
     OutputError for one of other settings.
     """
-    from splatcli.checkpoint.run_dir import check_name
+    from splatcli.checkpoint.atomic import check_name
     from splatcli.config import COLOUR_MAPS, parse_blocks
     from splatcli.scene.read import has_images_only
 
@@ -178,12 +178,15 @@ def merge_run(place: Path, target: Path | None, out: Output, data: Path | None =
     data: the scene, where it has moved. Raises ModelFileError when blocks are missing or unfinished, SceneError where
     the scene is gone.
     """
+    from splatcli.checkpoint.atomic import check_name
     from splatcli.config import parse_blocks
     from splatcli.scene.partition import make_grid
     from splatcli.scene.read import read_scene
     from splatcli.train.backgrounds import training_image_background
     from splatcli.train.start import scene_folder
 
+    if target is not None:
+        check_name(target)
     last = [_last(place, block) for block in range(_count(place))]
     first = _loaded(last[0])
     config = first.config

@@ -168,6 +168,7 @@ def export(args: ExportArguments) -> int:
       splat export nerfstudio_models/step-000029999.ckpt -o scene.ply
       splat train scene/ | splat export -o - > scene.ply
     """
+    from splatcli.checkpoint.atomic import check_name
     from splatcli.cli.console import open_output, stdout_or
     from splatcli.cli.model import find_model, load_model
     from splatcli.formats import streamed_sog
@@ -176,6 +177,7 @@ def export(args: ExportArguments) -> int:
 
     assert args.output is not None, "checked above"
     output = stdout_or(args.output, json=args.json and not args.dry_run)
+    check_name(output)
     name = "ply" if str(output) == "-" and args.format is None else args.format
     folder = streamed_sog.folder_to_write(output, name)
     if folder is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from splatcli.gaussians import Gaussians
     from splatcli.render.images import RenderSettings
 
+#: Bytes that no path of a pipe has; tabs are allowed.
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f]")
 #: No path has more letters.
 _LONGEST = 4096
 #: Paths of a folder that is no run to look at for models, and models to name.
@@ -193,12 +196,14 @@ def _piped_path() -> Path | None:
         return None
     if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
         return None
-    lines = [line.strip() for line in sys.stdin if line.strip()]
-    if not lines:
+    text, is_text = "", True
+    for line in sys.stdin.buffer:
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
+        is_text = is_text and not _CONTROL.search(line)
+        text = os.fsdecode(line) or text  # spaces are part of a path
+    if not text:
         raise UsageError("no path came through the pipe", where="stdin", remedy=f"{_HINT}, or see why nothing was sent")
-    text = lines[-1]
-    too_long = len(text) > _LONGEST and not text.startswith("{")
-    if too_long or any(ord(letter) < 32 and letter != "\t" for line in lines for letter in line):
+    if not is_text or (len(text) > _LONGEST and not text.startswith("{")):
         raise UsageError(
             "a file came through the pipe, not the path of one",
             where="stdin",

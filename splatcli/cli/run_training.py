@@ -118,7 +118,8 @@ def start_training(
     group: the processes that share the run; the first finds cameras and makes the folder, and all read the scene.
     sharded: each process holds a part of the Gaussians. live: shows the run to browsers.
     """
-    from splatcli.checkpoint.run_dir import REQUEST, check_name
+    from splatcli.checkpoint.atomic import check_name
+    from splatcli.checkpoint.run_dir import REQUEST
     from splatcli.config import RANDOM
     from splatcli.train.trainer import Trainer
 

@@ -19,7 +19,7 @@ def piped(monkeypatch: pytest.MonkeyPatch):
 
     def arrange(text: str) -> None:
         read, write = os.pipe()
-        os.write(write, text.encode())
+        os.write(write, os.fsencode(text))
         os.close(write)
         stream = os.fdopen(read)
         opened.append(stream)
@@ -43,6 +43,19 @@ def test_the_last_line_of_a_pipe_is_the_path(tmp_path: Path, piped) -> None:
     assert find_model(None) == path
 
 
+@pytest.mark.parametrize("name", [" x.ply", "x.ply ", "\tx.ply", " ", "\u3000x.ply", os.fsdecode(b"caf\xe9.ply")])
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+def test_spaces_are_part_of_the_path_of_a_pipe(
+    tmp_path: Path, piped, monkeypatch: pytest.MonkeyPatch, name: str, end: str
+) -> None:
+    """A path without them would name another file."""
+    monkeypatch.chdir(tmp_path)
+    for path in (Path("x.ply"), Path(name)):
+        path.write_bytes(b"ply\n")
+    piped(f"x.ply\n{name}{end}")
+    assert find_model(None) == Path(name)
+
+
 def test_json_of_a_pipe_is_understood(tmp_path: Path, piped) -> None:
     path = tmp_path / "x.ply"
     path.write_bytes(b"ply\n")
@@ -56,7 +69,7 @@ def test_an_error_of_a_pipe_is_not_a_model(piped) -> None:
         find_model(None)
 
 
-@pytest.mark.parametrize("content", ["ply\nformat binary_little_endian 1.0\n\x00\x01\x7f", "x" * 5_000])
+@pytest.mark.parametrize("content", ["ply\nformat binary_little_endian 1.0\n\x00\x01\x7f", "x" * 5_000, "a\rb"])
 def test_a_file_in_a_pipe_is_no_path(content: str, piped) -> None:
     piped(content)
     with pytest.raises(UsageError, match="a file came through the pipe") as caught:

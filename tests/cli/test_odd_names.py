@@ -58,6 +58,27 @@ def test_a_run_whose_path_is_not_one_line_is_refused(
     assert done.lines == ["tab\tand space/ckpts/ckpt_000001.pt"]
 
 
+@pytest.mark.parametrize("name", ["two\nlines", "a\r"])
+def test_a_result_whose_path_is_not_one_line_is_refused(
+    splat: Splat, finished_run: Path, exported_ply: Path, tmp_path: Path, name: str
+) -> None:
+    """The next command of a pipe would read the path of another file."""
+    for words, made in (
+        (("export", finished_run), f"{name}.ply"),
+        (("export", finished_run), f"{name}/cameras.json"),
+        (("export", finished_run), f"{name}.lod"),
+        (("edit", exported_ply, "--scale", 2), f"{name}.ply"),
+        (("render", finished_run), name),
+        (("mesh", finished_run), f"{name}.glb"),
+        (("compare", finished_run, exported_ply), f"{name}.html"),
+        (("merge", finished_run), f"{name}.ply"),
+    ):
+        done = splat(*words, "-o", tmp_path / made)
+        assert done.code == 8, (words, done.err)
+        assert "no line breaks and control characters" in done.err, (words, done.err)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_scene_whose_name_is_not_utf8_is_refused_with_the_remedy(
     splat: Splat, tiny_scene: Path, tmp_path: Path
 ) -> None:

@@ -30,6 +30,13 @@ def test_train_into_render(fresh_shell: Shell, tiny_scene: Path, tmp_path: Path)
     assert all((tmp_path / line).is_file() for line in done.lines)
 
 
+def test_a_path_with_spaces_at_its_ends_goes_through_a_pipe(shell: Shell, made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made, tmp_path / " run")
+    done = shell("splat export ' run' -o ' a.ply' -q | splat info --json")
+    assert done.code == 0, done.err
+    assert done.objects[-1]["path"] == " a.ply"
+
+
 def test_json_into_eval(shell: Shell, tiny_scene: Path) -> None:
     done = shell(f"splat train {tiny_scene} -n 5 {WORDS} --json | splat eval --json")
     assert done.code == 0, done.err
