@@ -275,7 +275,7 @@ class Model:
         return render(
             self.gaussians,
             camera,
-            sh_degree=self.settings.sh_degree if sh_degree is None else sh_degree,
+            sh_degree=sh_degree,
             background=torch.as_tensor(behind, dtype=torch.float32, device=self.gaussians.device),
             antialiased=self.settings.antialiased if antialiased is None else antialiased,
         )
@@ -600,7 +600,6 @@ class Trainer:
         state = self._state_of(self._trainer)
         black_or_white = parse_background(evaluation_background(state.config))
         settings = RenderSettings(
-            state.sh_degree(),
             black_or_white,
             state.config.train.antialiased,
             state.per_view_params.recolour_unseen if state.config.views.ppisp else None,

@@ -211,7 +211,7 @@ def test_a_run_folder_renders_as_trained(trained: Path) -> None:
     assert "of step 30" in repr(model)
     shown = model.render(model.cameras[0])
     white = torch.ones(3)
-    expected = render(model.gaussians, model.cameras[0], background=white, sh_degree=model.settings.sh_degree)
+    expected = render(model.gaussians, model.cameras[0], background=white)
     for name in ("image", "alpha", "depth"):
         assert torch.equal(getattr(shown, name), getattr(expected, name))
     small = model.render(model.cameras[0], size=(20, 15), background="#ff0000")

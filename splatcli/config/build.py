@@ -174,6 +174,7 @@ def resolve(
     memory_cap: int | None = None,
     dropout: float | None = None,
     means_size_power: float | None = None,
+    sh_degree_start: int | None = None,
 ) -> Config:
     """Return the final settings of a run that begins.
 
@@ -181,6 +182,7 @@ def resolve(
     memory_cap: the number of Gaussians for which the memory suffices.
     dropout: the rate that replaces ``train.dropout = None``, by the scene's views.
     means_size_power: replaces ``optim.means_size_power = None``, likewise.
+    sh_degree_start: replaces ``schedule.sh_degree_start = None``, by the first Gaussians.
     """
     values: dict[str, Any] = {}
     if config.strategy.cap_max == "auto" and auto_cap is not None:
@@ -191,6 +193,8 @@ def resolve(
         values["train.dropout"] = dropout
     if config.optim.means_size_power is None and means_size_power is not None:
         values["optim.means_size_power"] = means_size_power
+    if config.schedule.sh_degree_start is None and sh_degree_start is not None:
+        values["schedule.sh_degree_start"] = sh_degree_start
     return with_settings(config, values)
 
 
@@ -199,6 +203,7 @@ _LATER: dict[str, dict[str, Any]] = {
     "train": {"alpha_lambda": 0.0, "mask_lambda": 0.0, "sh_views": 0.0},
     "data": {"near_share": 0.0, "max_point_error": 0.0, "projection": "pinhole"},
     "optim": {"means_size_power": 0.0},
+    "schedule": {"sh_degree_start": 0},
     "strategy": {"max_scale3d": 0.0},
 }
 

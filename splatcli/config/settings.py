@@ -324,6 +324,12 @@ class Schedule(Section):
         ge=0,
         description="Refinements prune huge Gaussians too from this step on; at least 300 in a short run.",
     )
+    sh_degree_start: int | None = Field(
+        None,
+        ge=0,
+        le=4,
+        description="SH degree of the first steps; by default that of the model which the run starts from, else 0.",
+    )
     sh_degree_interval: int = Field(1_000, gt=0, description="Steps from one SH degree to the next.")
     num_downscales: int = Field(0, ge=0, le=5, description="How many times image sides are halved at the beginning.")
     resolution_schedule: int = Field(3_000, gt=0, description="Steps after which image sides double.")

@@ -36,7 +36,7 @@ _UNUSED: tuple[tuple[str, Callable[[object], bool], tuple[str, ...]], ...] = (
         lambda value: value not in NAMED_STARTS,
         ("model.sky_points", "model.random_points", "model.init_opacity", "model.init_scale"),
     ),
-    ("model.sh_degree", _is_one_of(0), ("optim.shN_lr", "schedule.sh_degree_interval")),
+    ("model.sh_degree", _is_one_of(0), ("optim.shN_lr", "schedule.sh_degree_start", "schedule.sh_degree_interval")),
     ("schedule.num_downscales", _is_one_of(0), ("schedule.resolution_schedule",)),
     ("train.background", _is_one_of("white", "random"), ("train.alpha_lambda",)),
     (

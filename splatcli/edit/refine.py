@@ -66,14 +66,12 @@ def refine(gaussians: Gaussians, checkpoint: Checkpoint, scene: Scene, steps: in
     gaussians: on the CPU, finite, in the coordinates of the checkpoint. scene: of scene_of().
     Raises StepDivergedError where a number becomes infinite or NaN, SceneError for a damaged photo.
     """
-    # Step numbers begin above the SH degree, so that all degrees are active in the first step.
-    first = gaussians.sh_degree
-    config = _settings(checkpoint.config, gaussians.sh_degree, steps, first)
+    config = _settings(checkpoint.config, gaussians.sh_degree, steps)
     state, _ = new_state(config, scene, device, gaussians)
     state.per_view_params = _FixedViews.from_checkpoint(checkpoint)
     stepper = Stepper(state, scene, Budget(state.gaussians.device, config.memory.budget))
     strategy, monitor = FixedCount(), FiniteMonitor()
-    for step in track(range(first + 1, first + steps + 1), "refining"):
+    for step in track(range(1, steps + 1), "refining"):
         stepper.step(state, strategy, step)
         state.step = step
     stepper.drain(state)
@@ -86,7 +84,7 @@ def refine(gaussians: Gaussians, checkpoint: Checkpoint, scene: Scene, steps: in
     return state.flushed().map(torch.Tensor.detach).to("cpu")
 
 
-def _settings(config: Config, sh_degree: int, steps: int, first: int) -> Config:
+def _settings(config: Config, sh_degree: int, steps: int) -> Config:
     """Return the settings of a run with those of its refinement.
 
     Learning rates are those of a run of that length (OptimConfig.scaled): after --simplify they gain more than lower
@@ -103,7 +101,7 @@ def _settings(config: Config, sh_degree: int, steps: int, first: int) -> Config:
         "train.filter_3d": False,
     }
     config = with_settings(config, values)
-    schedule = Schedule(sh_degree_interval=1, num_downscales=0, lr_steps=first + steps)
+    schedule = Schedule(sh_degree_start=sh_degree, num_downscales=0, lr_steps=steps)
     return config.model_copy(update={"optim": OptimConfig.scaled(steps), "schedule": schedule})
 
 

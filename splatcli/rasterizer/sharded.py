@@ -190,14 +190,15 @@ class ShardedEngine:
 
     @torch.no_grad()
     def render(
-        self, gaussians: Gaussians, cameras: Sequence[Camera], *, sh_degree: int, background: Tensor, antialiased: bool
+        self, gaussians: Gaussians, cameras: Sequence[Camera], *, background: Tensor, antialiased: bool
     ) -> tuple[Tensor | None, Exception | None]:
         """Return (image [H, W, 3] of this process' camera, the error of its rendering, which other ranks do not know).
 
         cameras: one for each of the first processes; the others get no image.
         """
         rank, backend = self.group.rank, self._pipeline.backend
-        views = [view_of(camera, sh_degree=sh_degree, antialiased=antialiased, with_depth=False) for camera in cameras]
+        degree = gaussians.sh_degree
+        views = [view_of(camera, sh_degree=degree, antialiased=antialiased, with_depth=False) for camera in cameras]
         _, projected, _ = self._project(gaussians, views, None)
         if rank >= len(views):
             return None, None

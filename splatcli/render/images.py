@@ -175,12 +175,11 @@ def _grey(values: Floats) -> ByteImage:
 
 @dataclass(frozen=True, slots=True)
 class RenderSettings:
-    """Settings of a render: SH degree (None: the model's), background R G B in 0...1, opacity compensation.
+    """Settings of a render: background R G B in 0...1, opacity compensation. All SH coefficients count.
 
     recolour: returns an image [H, W, 3] as the camera shows it, where a run trained that (PPISP).
     """
 
-    sh_degree: int | None = None
     background: tuple[float, float, float] = (0.0, 0.0, 0.0)
     antialiased: bool = False
     recolour: Callable[[Camera, Tensor], Tensor] | None = None
@@ -191,7 +190,7 @@ class RenderSettings:
         config = checkpoint.config
         recolour = PerViewParams.from_checkpoint(checkpoint).recolour_unseen if config.views.ppisp else None
         background = BACKGROUNDS[evaluation_background(config)]
-        return cls(checkpoint.active_sh_degree, background, config.train.antialiased, recolour)
+        return cls(background, config.train.antialiased, recolour)
 
 
 def render_pixels(gaussians: Gaussians, camera: Camera, settings: RenderSettings) -> NDArray[np.uint8]:
@@ -205,7 +204,6 @@ def _render(gaussians: Gaussians, camera: Camera, settings: RenderSettings, boun
         shown = render(
             gaussians,
             camera,
-            sh_degree=settings.sh_degree,
             background=background,
             antialiased=settings.antialiased,
             bounds=bounds,

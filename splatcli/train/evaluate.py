@@ -180,20 +180,14 @@ MEASURES = 3
 class Renderer(Protocol):
     """Returns the float image [H, W, 3] of a view."""
 
-    def __call__(
-        self, gaussians: Gaussians, camera: Camera, *, sh_degree: int, background: Tensor, antialiased: bool
-    ) -> Tensor: ...
+    def __call__(self, gaussians: Gaussians, camera: Camera, *, background: Tensor, antialiased: bool) -> Tensor: ...
 
 
 def make_renderer(budget: MemoryBudget | None) -> Renderer:
     """Return the Renderer of the state's device. budget: bytes for tile intersections; None takes the free memory."""
 
-    def render_image(
-        gaussians: Gaussians, camera: Camera, *, sh_degree: int, background: Tensor, antialiased: bool
-    ) -> Tensor:
-        return render(
-            gaussians, camera, sh_degree=sh_degree, background=background, antialiased=antialiased, budget=budget
-        ).image
+    def render_image(gaussians: Gaussians, camera: Camera, *, background: Tensor, antialiased: bool) -> Tensor:
+        return render(gaussians, camera, background=background, antialiased=antialiased, budget=budget).image
 
     return render_image
 
@@ -201,7 +195,6 @@ def make_renderer(budget: MemoryBudget | None) -> Renderer:
 class _RenderSettings(TypedDict):
     """Settings of renders that are scored."""
 
-    sh_degree: int
     background: Tensor
     antialiased: bool
 
@@ -318,7 +311,7 @@ def _render_settings(state: TrainState) -> _RenderSettings:
     config = state.config
     colour = BACKGROUNDS[evaluation_background(config)]
     background = torch.tensor(colour, dtype=torch.float32, device=state.gaussians.device)
-    return {"sh_degree": state.sh_degree(), "background": background, "antialiased": config.train.antialiased}
+    return {"background": background, "antialiased": config.train.antialiased}
 
 
 def _as_scoring_problem(error: Exception) -> SplatError:

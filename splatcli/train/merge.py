@@ -26,7 +26,7 @@ Some = TypeVar("Some")
 _OWN = frozenset(
     {
         *("data.block", "strategy.cap_max", "memory.cap", "memory.budget", "memory.offload", "data.scene"),
-        *("train.dropout", "optim.means_lr", "optim.means_lr_final"),
+        *("train.dropout", "optim.means_lr", "optim.means_lr_final", "schedule.sh_degree_start"),
     }
 )
 

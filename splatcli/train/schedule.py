@@ -35,8 +35,8 @@ def learning_rates(optim: OptimConfig, schedule: Schedule, extent: float, step: 
 
 
 def active_sh_degree(schedule: Schedule, max_degree: int, step: int) -> int:
-    """Return the SH degree in use at step number ``step``: one more every ``sh_degree_interval`` steps."""
-    return min(max_degree, step // schedule.sh_degree_interval)
+    """Return the SH degree that step number ``step`` trains: one more every ``sh_degree_interval`` steps."""
+    return min(max_degree, (schedule.sh_degree_start or 0) + step // schedule.sh_degree_interval)
 
 
 def image_divisor(schedule: Schedule, step: int) -> int:

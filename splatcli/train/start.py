@@ -14,7 +14,7 @@ import torch
 from splatcli.checkpoint.state import Checkpoint, DatasetInfo
 from splatcli.config import COLOUR_MAPS, Config, DataConfig, flat_settings, read_settings, resolve, with_settings
 from splatcli.errors import SceneError, UsageError
-from splatcli.gaussians import Gaussians
+from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.native.backend import ISA_VARIABLE, chosen_isa, same_rounding
 from splatcli.rasterizer.adam import AdamState, sum_of_log_sizes
 from splatcli.rasterizer.filter_3d import filter_sizes
@@ -186,10 +186,16 @@ _FIXED_VIEWS = ("views.pose_opt", *(f"views.{name}" for name in COLOUR_MAPS))
 _FIXED = ("model.", "data.", "train.seed", "train.filter_3d", "strategy.name")
 
 #: Settings that a new run decides where they have this value, see planned_config().
-_UNDECIDED = {"strategy.cap_max": "auto", "memory.cap": None, "train.dropout": None, "data.depth_type": None}
+_UNDECIDED = {
+    "strategy.cap_max": "auto",
+    "memory.cap": None,
+    "train.dropout": None,
+    "data.depth_type": None,
+    "schedule.sh_degree_start": None,
+}
 
-#: Settings that a run decides by its scene where they are None; a resumed one has decided.
-_DECIDED = ("train.dropout", "optim.means_size_power")
+#: Settings that a run decides by its scene or first Gaussians where they are None; a resumed one has decided.
+_DECIDED = ("train.dropout", "optim.means_size_power", "schedule.sh_degree_start")
 
 #: Settings with which shN catches up on missed steps (AdamState).
 _FLUSH_SETTINGS = {"optim.shN_lr", "optim.beta1", "optim.beta2", "optim.eps"}
@@ -399,7 +405,8 @@ def planned_config(
     gaussians: the first ones, on the CPU. planned, store: as for new_state(). shards: of the Gaussians, in processes.
     Raises ResourceError where the memory cannot suffice.
     """
-    config, notes = resolve_cap(_with_depth_type(config, scene), scene, len(gaussians))
+    config = resolve(_with_depth_type(config, scene), sh_degree_start=_used_sh_degree(gaussians))
+    config, notes = resolve_cap(config, scene, len(gaussians))
     config, more = resolve_by_spacing(config, scene)
     notes = [*notes, *more]
     if not planned:
@@ -415,6 +422,14 @@ def _with_depth_type(config: Config, scene: Scene) -> Config:
         return config
     relative = any(source.depth is not None and source.depth.relative for source in scene.images.sources)
     return with_settings(config, {"data.depth_type": "relative" if relative else "metric"})
+
+
+def _used_sh_degree(gaussians: Gaussians) -> int:
+    """Return the highest SH degree of which a coefficient is not zero."""
+    for degree in range(gaussians.sh_degree, 0, -1):
+        if bool(gaussians.shN[:, SH_REST[degree - 1] : SH_REST[degree]].any()):
+            return degree
+    return 0
 
 
 def first_gaussians(config: Config, scene: Scene, init_model: Gaussians | None) -> tuple[Gaussians, list[str]]:

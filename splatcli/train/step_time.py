@@ -240,13 +240,7 @@ def measure_scoring_time(
         started = clock()
         with torch.no_grad():
             for _ in score_views(
-                lambda camera: renderer(
-                    gaussians,
-                    camera,
-                    sh_degree=gaussians.sh_degree,
-                    background=background,
-                    antialiased=config.train.antialiased,
-                ),
+                lambda camera: renderer(gaussians, camera, background=background, antialiased=config.train.antialiased),
                 scene,
                 [view],
             ):

@@ -84,7 +84,7 @@ class StateRenderer:
         if with_normals not in self._renderers:
             config = self.state.config
             background = BACKGROUNDS[evaluation_background(config)]
-            settings = RenderSettings(self.state.sh_degree(), background, config.train.antialiased)
+            settings = RenderSettings(background, config.train.antialiased)
             self._renderers[with_normals] = ModelRenderer(self.state.flushed(), settings, with_normals=with_normals)
         maps = self._renderers[with_normals].render_maps(replace(wanted.camera, near=self._near))
         known = maps.depth[maps.alpha >= _COVERED] if wanted.kind == "depth" else np.empty(0)

@@ -151,6 +151,25 @@ class TestTrain:
             assert done.code == 0, done.err
             assert len(load_checkpoint(Path(done.lines[0])).gaussians) == len(read_ply(exported_ply))
 
+    @pytest.mark.parametrize("start", [(), ("--set", "schedule.sh_degree_start=0")], ids=["its own", "0"])
+    def test_the_model_of_a_run_begun_from_a_model_looks_as_its_export(
+        self, splat: Splat, tiny_scene: Path, exported_ply: Path, cameras: Path, tmp_path: Path, start: tuple[str, ...]
+    ) -> None:
+        assert read_ply(exported_ply).shN.abs().amax() > 0
+        run, ply = tmp_path / "run", tmp_path / "run.ply"
+        words = ["--init", exported_ply, "--sh-degree", 1, "--stop-at", 1, "-n", 1000, *start]
+        assert splat("train", tiny_scene, "-o", run, "-q", *words).code == 0
+        assert json.loads(splat("info", run, "--json").out)["active_sh_degree"] == (0 if start else 1)
+        assert splat("export", run, "-o", ply, "-q").code == 0
+        scores = [json.loads(splat("eval", one, "--data", tiny_scene, "--json", "-q").out) for one in (run, ply)]
+        assert scores[0]["views"] == scores[1]["views"]
+        images = []
+        for name, model in (("a", run), ("b", ply)):
+            done = splat("render", model, "--views", cameras, "--size", "20x15", "-o", tmp_path / name, "-q")
+            assert done.code == 0, done.err
+            images.append([path.read_bytes() for path in sorted((tmp_path / name).rglob("*.png"))])
+        assert images[0] == images[1]
+
     def test_an_empty_folder_is_not_a_scene(self, splat: Splat, tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()
         done = splat("train", tmp_path / "empty", "-o", tmp_path / "run")

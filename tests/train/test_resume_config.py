@@ -39,10 +39,13 @@ def test_an_override_is_applied_and_reported() -> None:
     assert any("train.iterations was 20, is 30; the schedule stays" in note for note in notes)
 
 
-@pytest.mark.parametrize("key", ["train.dropout", "optim.means_size_power"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("train.dropout", 0.25), ("optim.means_size_power", 0.25), ("schedule.sh_degree_start", 2)],
+)
 @pytest.mark.parametrize("by", ["text", "value"])
-def test_none_leaves_what_the_run_decided(key: str, by: str) -> None:
-    stored = with_settings(short_config(20), {key: 0.25})
+def test_none_leaves_what_the_run_decided(key: str, value: float, by: str) -> None:
+    stored = with_settings(short_config(20), {key: value})
     asked = {"assignments": [f"{key}=none"]} if by == "text" else {"values": {key: None}}
     assert changed_config(stored, **asked) == (stored, [])  # type: ignore[arg-type]
 

@@ -19,8 +19,8 @@ from splatcli.train.trainer import Trainer
 from tests.train.worlds import made_scene, short_config
 
 
-def draw(gaussians: Gaussians, camera: Camera, *, sh_degree: int, background: Tensor, antialiased: bool) -> Tensor:
-    return render_reference(gaussians, camera, sh_degree=sh_degree, background=background, antialiased=antialiased)[0]
+def draw(gaussians: Gaussians, camera: Camera, *, background: Tensor, antialiased: bool) -> Tensor:
+    return render_reference(gaussians, camera, background=background, antialiased=antialiased)[0]
 
 
 def new_trainer(run_dir: RunDir) -> Trainer:

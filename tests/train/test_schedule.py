@@ -67,3 +67,6 @@ def test_the_sh_degree_rises_every_interval_up_to_its_limit() -> None:
     degrees = [active_sh_degree(SCHEDULE, 3, step) for step in (1, 999, 1_000, 1_999, 2_000, 3_000, 4_000, 30_000)]
     assert degrees == [0, 0, 1, 1, 2, 3, 3, 3]
     assert active_sh_degree(SCHEDULE, 0, 30_000) == 0
+    started = Schedule(sh_degree_start=2)
+    assert [active_sh_degree(started, 3, step) for step in (1, 999, 1_000, 30_000)] == [2, 2, 3, 3]
+    assert active_sh_degree(started, 1, 1) == 1

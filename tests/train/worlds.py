@@ -182,9 +182,7 @@ class PlainEngine(SyncEngine):
         return float(sum(getattr(grads, name).abs().sum() for name in GROUPS))
 
 
-def plain_renderer(
-    gaussians: Gaussians, camera: Camera, *, sh_degree: int, background: Tensor, antialiased: bool
-) -> Tensor:
+def plain_renderer(gaussians: Gaussians, camera: Camera, *, background: Tensor, antialiased: bool) -> Tensor:
     """One colour that depends on the parameters."""
     color = gaussians.sh0.mean(dim=0).sigmoid() + 0.0 * background
     return color.expand(camera.height, camera.width, 3).clone()
