@@ -141,6 +141,8 @@ def _write_traceback(error: Exception, argv: Sequence[str]) -> str:
         with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError:
+        if sys.stderr is None:
+            return "its traceback, for which there is neither a file nor a stream"
         sys.stderr.write(text)
         return "the traceback above"
     return str(path)

@@ -267,9 +267,10 @@ class HeartbeatMonitor:
 
     def _end(self) -> None:
         """End the process, whose main thread waits for a collective that will not end."""
-        if self.reports:
-            sys.stderr.write("\n".join(self.error().lines()) + "\n")
-            sys.stderr.flush()
+        if self.reports and sys.stderr is not None:
+            with contextlib.suppress(OSError):  # nothing may keep the process
+                sys.stderr.write("\n".join(self.error().lines()) + "\n")
+                sys.stderr.flush()
         os._exit(DistributedError.exit_code)
 
 

@@ -119,6 +119,8 @@ def test_a_report_never_overwrites_a_file(
     done = splat("info")
     assert (done.code, victim.read_text()) == (70, "mine")
     assert "RuntimeError: a bug" in done.err, "it is reported on stderr instead"
+    monkeypatch.setattr("sys.stderr", None)  # of a program without a console
+    assert splat("info").code == 70
 
 
 #: A process of ``splat`` with a scene of pipes in it: each of the command lines, and what has come of it.

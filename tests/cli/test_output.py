@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from splatcli.cli.commands import run
 from splatcli.cli.console import Output, open_output
 from tests.cli.tiny import QUICK
 from tests.forked import splat_command
@@ -114,3 +115,18 @@ def test_a_full_disk_under_stderr_is_ignored(finished_run: Path) -> None:
         assert done.returncode == 0
         failed = subprocess.run([*command, "--nonsense"], stdout=subprocess.PIPE, stderr=full, check=False)
     assert failed.returncode == 2
+
+
+def test_a_program_without_streams_runs_commands(
+    finished_run: Path, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under pythonw, and in daemons: sys.stdout and the others are None. What is written to stdout alone is lost."""
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    train = ["train", str(tiny_scene), "-n", "3", *QUICK, "-o", str(tmp_path / "run")]
+    export = ["export", str(finished_run), "-o", str(tmp_path / "x.ply")]
+    assert [run(words) for words in (train, export, ["info", str(finished_run)], ["train", "--help"], [])] == [0] * 5
+    assert run(["info", str(tmp_path / "nothing.ply")]) == 2
+    assert run([*export[:-1], "-"]) == 8
+    assert (tmp_path / "x.ply").is_file()
+    assert (tmp_path / "run" / "ckpts" / "ckpt_000003.pt").is_file()
