@@ -39,7 +39,7 @@ from splatcli.scene.masks import alpha_is_mask, find_masks
 from splatcli.scene.partition import restrict_to_block
 from splatcli.scene.points import PointCloud, RawPoints, clean_points, nearest_points, read_points_ply
 from splatcli.scene.relative_depths import fit_relative_depths
-from splatcli.scene.scene import Scene, collinear, extent_of, move_origin, origin_offset, split_views
+from splatcli.scene.scene import Scene, collinear, extent_of, move_origin, origin_offset, split_views, spread_of
 from splatcli.scene.sfm_report import REPORT, are_cameras_held
 from splatcli.scene.source import Problems, Reader, SceneSource, View
 
@@ -331,7 +331,7 @@ def build_scene(
             known = [depths_of_points(camera, points.xyz[rows]) for camera, rows in zip(cameras, seen, strict=True)]
         store = fit_relative_depths(store, known, source.file, notes)
     train, test = split_views(source, [camera.name for camera in cameras], data.test_every, notes)
-    _check_places([cameras[i] for i in train], data.scene_extent, source.file, notes)
+    _check_places([cameras[i] for i in train], offset, data.scene_extent, source.file, notes)
     return Scene(
         source.root,
         reader.name,
@@ -496,7 +496,7 @@ def _offset(views: list[View], data: DataConfig, notes: list[str]) -> NDArray[np
     if not views:
         return np.zeros(3)
     centers = np.stack([view.center for view in views])
-    offset = origin_offset(centers, data.scene_extent or extent_of(centers))
+    offset = origin_offset(centers, data.scene_extent)
     if offset.any():
         place = ", ".join(f"{value:.15g}" for value in offset)
         notes.append(
@@ -506,15 +506,20 @@ def _offset(views: list[View], data: DataConfig, notes: list[str]) -> NDArray[np
     return offset
 
 
-def _check_places(cameras: list[Camera], given_extent: float | None, file: Path, notes: list[str]) -> None:
+def _check_places(
+    cameras: list[Camera], offset: NDArray[np.float64], given_extent: float | None, file: Path, notes: list[str]
+) -> None:
     centers = np.stack([camera.center for camera in cameras])
-    if extent_of(centers) > 0:
+    if extent_of(centers, offset) > 0:
         if collinear(centers):
             notes.append("all training cameras stand on one line: what is seen from one side only may come out wrong")
         return
     what = (
         "there is one training view" if len(cameras) == 1 else f"all {len(cameras)} training views are from one point"
     )
+    if len(cameras) > 1 and offset.any():
+        largest = np.abs(centers + offset).max()
+        what += f" up to {spread_of(centers):.1g} units, which may be rounding of coordinates up to {largest:.1g}"
     if given_extent is None:
         raise SceneError(
             f"{what}, so that nothing can be triangulated and the scene has no size (extent 0)",

@@ -109,19 +109,28 @@ EXTENT_MARGIN = 1.1
 ROUNDING = 1e-9
 
 
-def extent_of(centers: NDArray[np.float64]) -> float:
-    """Return the size of a scene by its cameras [N, 3]: INRIA's, and 0 when they stand at one point."""
-    spread = float(np.linalg.norm(centers - centers.mean(axis=0), axis=1).max())
-    return 0.0 if spread <= ROUNDING * max(1.0, float(np.abs(centers).max())) else spread * EXTENT_MARGIN
+def spread_of(centers: NDArray[np.float64]) -> float:
+    """Return the largest distance of a camera from the mean of all [N, 3]."""
+    return float(np.linalg.norm(centers - centers.mean(axis=0), axis=1).max())
 
 
-def origin_offset(centers: NDArray[np.float64], extent: float) -> NDArray[np.float64]:
+def extent_of(centers: NDArray[np.float64], offset: NDArray[np.float64] | float = 0.0) -> float:
+    """Return the size of a scene by its cameras [N, 3]: INRIA's, and 0 when they stand at one point.
+
+    offset: [3], that was subtracted from the input's coordinates: these were rounded, not what is left.
+    """
+    spread = spread_of(centers)
+    return 0.0 if spread <= ROUNDING * max(1.0, float(np.abs(centers + offset).max())) else spread * EXTENT_MARGIN
+
+
+def origin_offset(centers: NDArray[np.float64], extent: float | None) -> NDArray[np.float64]:
     """Return [3] float64, to subtract from the input's coordinates; zeros unless the scene lies far from the origin.
 
-    centers: [N, 3] of the cameras. extent: of the scene, in the same units.
+    centers: [N, 3] of the cameras. extent: of the scene, in the same units; None: that of the cameras.
     The offset is a round number in decimal, so that people can add it back.
     """
     middle = centers.mean(axis=0)
+    extent = spread_of(centers) * EXTENT_MARGIN if extent is None else extent
     if not extent > 0 or np.abs(middle).max() <= FAR * extent:
         return np.zeros(3)
     unit = 10.0 ** math.floor(math.log10(extent))

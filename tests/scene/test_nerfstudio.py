@@ -14,6 +14,7 @@ from PIL import Image
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.read import read_scene
+from tests.cli.tiny import write_scene
 from tests.scene import made
 
 
@@ -271,3 +272,29 @@ def test_of_several_scenes_below_one_has_to_be_named(tmp_path: Path) -> None:
     assert read_scene(tmp_path / "c", DataConfig()).root == tmp_path / "c/d/too_deep"
     with pytest.raises(SceneError, match=r"has several scenes: a, b\n"):
         read_scene(tmp_path, DataConfig())
+
+
+@pytest.mark.parametrize("size", [0.0045, 0.0053, 0.05])
+def test_a_small_scene_far_from_the_origin_is_moved_before_it_is_float32(tmp_path: Path, size: float) -> None:
+    """Also where the spread of all cameras is within rounding of such coordinates, and that of the training views not.
+
+    Smaller ones are refused, unless --scene-extent says that they are no point.
+    """
+    places = []
+    for name, origin in (("here", np.zeros(3)), ("utm", np.array([451_234.5, 5_412_345.25, 120.0]))):
+        root = write_scene(tmp_path / name)
+        transforms = json.loads((root / "transforms.json").read_text())
+        for frame in transforms["frames"]:
+            pose = np.array(frame["transform_matrix"])
+            pose[:3, 3] = pose[:3, 3] * size / 3 + origin
+            frame["transform_matrix"] = pose.tolist()
+        (root / "transforms.json").write_text(json.dumps(transforms))
+        if size < 0.005 and name == "utm":
+            with pytest.raises(SceneError, match=r"one point up to 0.005 units, which may be rounding .* 5e\+06"):
+                read_scene(root, DataConfig())
+        scene = read_scene(root, DataConfig(scene_extent=1.1 * size))
+        assert (np.abs(scene.offset - origin) <= size).all()
+        places.append(np.stack([camera.center for camera in scene.cameras]) + (scene.offset - origin))
+        if size > 0.005:
+            assert read_scene(root, DataConfig()).offset.any() == (name == "utm")
+    np.testing.assert_allclose(places[1], places[0], atol=1e-8)
