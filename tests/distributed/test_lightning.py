@@ -116,7 +116,9 @@ def test_a_checkpoint_of_lightning_goes_on_where_it_was(
 
     # The settings of the module that resumes count, as those of splat resume do.
     longer = with_settings(config, {"train.iterations": STEPS + 2, "train.ssim_lambda": 0.5})
-    other = with_settings(config, {"model.sh_degree": 0})
+    others = {
+        key: with_settings(config, {key: value}) for key, value in (("model.sh_degree", 0), ("data.test_every", 2))
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = SplatModule(longer)
@@ -128,10 +130,11 @@ def test_a_checkpoint_of_lightning_goes_on_where_it_was(
         assert module.run is not None
         assert module.run.state.config.train.ssim_lambda == 0.5
         assert module.run.state.step == STEPS + 2
-        with pytest.raises(UsageError, match="sh_degree"):
-            pl.Trainer(max_steps=STEPS, **quiet).fit(  # type: ignore[arg-type]
-                SplatModule(other), datamodule=SceneData(other), ckpt_path=path
-            )
+        for key, other in others.items():  # the scene is read before the checkpoint
+            with pytest.raises(UsageError, match=f"fixed when a run is made: {key}"):
+                pl.Trainer(max_steps=STEPS, **quiet).fit(  # type: ignore[arg-type]
+                    SplatModule(other), datamodule=SceneData(other), ckpt_path=path
+                )
         with pytest.raises(UsageError, match="other settings than those of the SplatModule"):
             pl.Trainer(max_steps=STEPS, **quiet).fit(  # type: ignore[arg-type]
                 SplatModule(config), datamodule=SceneData(with_settings(config, {"data.test_every": 2}))

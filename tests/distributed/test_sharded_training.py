@@ -363,7 +363,7 @@ def steps_under_the_emulator(group: ProcessGroup | None) -> tuple[list[float], l
         losses += [*outcome.losses, *(float(slope.double().sum()) for slope in outcome.v_params)]
     bundles = (own, adam.exp_avg, adam.exp_avg_sq)
     if shared is not None:
-        image, problem = shared.render(own, views[:2], sh_degree=1, background=torch.zeros(3), antialiased=True)
+        image, problem = shared.render(own, views[:2], background=torch.zeros(3), antialiased=True)
         assert image is not None, problem
         losses.append(float(image.double().sum()))
     return losses, [*(tensor for bundle in bundles for _, tensor in bundle.items()), stats.grad2d, stats.count]

@@ -491,7 +491,7 @@ def test_an_image_equals_the_render_of_the_state(state: TrainState) -> None:
     wanted = parse_render_request(image_request())
     shown = StateRenderer(state).render(wanted)
     camera = ring_cameras(6, 48)[1]
-    expected = render(state.gaussians, camera, sh_degree=state.sh_degree()).image.clamp(0, 1) * 255
+    expected = render(state.gaussians, camera).image.clamp(0, 1) * 255
     assert np.abs(shown - expected.numpy()).max() <= 0.51
     assert shown.max() > 50
     state.cameras = [replace(camera, near=100.0 + i) for i, camera in enumerate(state.cameras)]
