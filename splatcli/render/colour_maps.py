@@ -5,6 +5,9 @@ Error maps show the difference of render and training image, pixel by pixel, in 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +25,24 @@ _TURBO = np.array(
 
 Floats = NDArray[np.float32]
 ByteImage = NDArray[np.uint8]
+
+#: Pixels that by_rows() takes at a time, at least one row.
+_STRIP = 1 << 18
+
+
+def by_rows(make: Callable[..., NDArray[Any]], *maps: NDArray[Any]) -> NDArray[Any]:
+    """Return ``make(*maps)`` of maps [H, W, ...], which takes pixel by pixel, with intermediate results of a strip.
+
+    Of a whole image of 8192 x 8192 each takes 0.3 to 1.6 GB.
+    """
+    height, width = maps[0].shape[:2]
+    rows = max(1, _STRIP // max(1, width))
+    first = make(*(one[:rows] for one in maps))
+    made = np.empty((height, *first.shape[1:]), first.dtype)
+    made[:rows] = first
+    for begin in range(rows, height, rows):
+        made[begin : begin + rows] = make(*(one[begin : begin + rows] for one in maps))
+    return made
 
 
 def depth_image(depth: Floats, near_far: tuple[float, float]) -> ByteImage:

@@ -28,7 +28,7 @@ from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.rasterizer import render
 from splatcli.rasterizer.chunk_bounds import chunk_bounds
 from splatcli.rasterizer.rendering import Render
-from splatcli.render.colour_maps import ByteImage, Floats, depth_image, to_bytes
+from splatcli.render.colour_maps import ByteImage, Floats, by_rows, depth_image, to_bytes
 from splatcli.rotation import rotation_matrices
 from splatcli.scene.camera import Camera
 from splatcli.train.backgrounds import BACKGROUNDS, evaluation_background
@@ -85,10 +85,10 @@ class ModelRenderer:
         if self._rendered == _BOUNDED_FROM and self._gaussians.device.type == "cpu":
             self._bounds = chunk_bounds(self._gaussians)
         shown = _render(self._gaussians, camera, self._settings, self._bounds)
-        alpha, depth = shown.alpha.cpu().numpy(), shown.depth.cpu().numpy()
-        with np.errstate(divide="ignore", invalid="ignore"):
-            mean = np.where(alpha > 0, depth / alpha, np.float32(np.inf))
-        return RenderedMaps(shown.image, alpha, mean, None if self._axes is None else self._normals(camera, self._axes))
+        rgb, alpha = shown.image, shown.alpha.cpu().numpy()
+        mean = by_rows(_mean_depth, shown.depth.cpu().numpy(), alpha)
+        del shown  # and with it the sums of depths, before there are normals
+        return RenderedMaps(rgb, alpha, mean, None if self._axes is None else self._normals(camera, self._axes))
 
     def depth_range(self, cameras: Sequence[Camera]) -> tuple[float, float]:
         """Return (near, far): the percentiles NEAR_FAR of covered pixels' depths, over a few of the views, shrunk."""
@@ -120,10 +120,19 @@ class ModelRenderer:
             grey = torch.full((3,), 0.5).to(axes)
             antialiased = self._settings.antialiased
             image = render(coloured, camera, background=grey, antialiased=antialiased, bounds=self._bounds).image
-        summed = 2 * image.cpu().numpy() - 1
-        length = np.linalg.norm(summed, axis=-1, keepdims=True)
-        # Opposite normals cancel out, and only rounding errors are left.
-        return np.where(length > 1e-4, summed / np.maximum(length, 1e-4), np.float32(0.0))
+        return by_rows(_unit_normals, image.cpu().numpy())
+
+
+def _mean_depth(depth: Floats, alpha: Floats) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(alpha > 0, depth / alpha, np.float32(np.inf))
+
+
+def _unit_normals(image: Floats) -> Floats:
+    summed = 2 * image - 1
+    length = np.linalg.norm(summed, axis=-1, keepdims=True)
+    # Opposite normals cancel out, and only rounding errors are left.
+    return np.where(length > 1e-4, summed / np.maximum(length, 1e-4), np.float32(0.0))
 
 
 def shortest_axes(gaussians: Gaussians) -> Tensor:
@@ -155,11 +164,13 @@ def layer_images(maps: RenderedMaps, kinds: Iterable[str], near_far: tuple[float
         if kind == "rgb":
             made[kind] = to_uint8(maps.rgb)
         elif kind == "alpha":
-            made[kind] = _grey(maps.alpha)
+            made[kind] = by_rows(_grey, maps.alpha)
         elif kind == "depth":
-            made[kind] = depth_image(maps.depth, near_far) * (maps.alpha >= _COVERED)[..., None]
+            made[kind] = by_rows(
+                lambda depth, alpha: _where(depth_image(depth, near_far), alpha), maps.depth, maps.alpha
+            )
         elif kind == "normals" and maps.normals is not None:
-            made[kind] = to_bytes(0.5 + 0.5 * maps.normals) * (maps.alpha >= _COVERED)[..., None]
+            made[kind] = by_rows(lambda n, alpha: _where(to_bytes(0.5 + 0.5 * n), alpha), maps.normals, maps.alpha)
     return made
 
 
@@ -167,6 +178,11 @@ def side_by_side(parts: Sequence[ByteImage]) -> ByteImage:
     """Return [H, sum of W, 3]: images of one height, from left to right."""
     joined: ByteImage = np.concatenate(list(parts), axis=1)
     return joined
+
+
+def _where(image: ByteImage, alpha: Floats) -> ByteImage:
+    """Return the image where pixels are covered, else black."""
+    return image * (alpha >= _COVERED)[..., None]
 
 
 def _grey(values: Floats) -> ByteImage:

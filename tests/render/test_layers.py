@@ -11,8 +11,10 @@ import torch
 from numpy.testing import assert_allclose
 
 from splatcli.gaussians import Gaussians
+from splatcli.render import colour_maps
 from splatcli.render.colour_maps import depth_image, turbo
 from splatcli.render.images import (
+    LAYERS,
     ModelRenderer,
     RenderSettings,
     layer_images,
@@ -139,3 +141,21 @@ def test_later_views_of_a_renderer_have_the_bits_of_the_first() -> None:
         assert torch.equal(maps.rgb, first.rgb)
         assert np.array_equal(maps.depth, first.depth)
         assert np.array_equal(maps.normals, first.normals)
+
+
+@pytest.mark.parametrize("height", [1, 5, 7])
+def test_maps_by_rows_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch, height: int) -> None:
+    """Intermediate results of a large image are of a strip alone."""
+    camera = replace(CAMERA.resized(9, height), near=0.1)
+    maps = ModelRenderer(plane(), RenderSettings(), with_normals=True).render_maps(camera)
+    whole = layer_images(maps, LAYERS, (1.0, 5.0))
+    largest = []
+    monkeypatch.setattr(colour_maps, "_STRIP", 2 * 9)
+    monkeypatch.setattr(colour_maps, "turbo", lambda x: largest.append(x.shape[0]) or turbo(x))
+    strips = ModelRenderer(plane(), RenderSettings(), with_normals=True).render_maps(camera)
+    for name in ("alpha", "depth", "normals"):
+        assert np.array_equal(getattr(strips, name), getattr(maps, name), equal_nan=True), name
+    for kind, image in layer_images(strips, LAYERS, (1.0, 5.0)).items():
+        assert np.array_equal(image, whole[kind]), kind
+    assert len(largest) == -(-height // 2)
+    assert max(largest) <= 2
