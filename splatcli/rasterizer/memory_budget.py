@@ -52,17 +52,6 @@ class Budget:
         return max(0, left)
 
 
-@dataclass(slots=True)
-class FixedBudget:
-    """A fixed number of bytes for tile intersections, whatever else the process holds."""
-
-    nbytes: int
-    reported: bool = False
-
-    def left(self, reusable: int = 0) -> int:
-        return self.nbytes
-
-
 class Arena:
     """Named buffers that only grow, so that a training loop stops allocating after its first views.
 

@@ -22,7 +22,7 @@ from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState, decay_table
 from splatcli.rasterizer.context import RasterContext, view_of
-from splatcli.rasterizer.memory_budget import Arena, FixedBudget
+from splatcli.rasterizer.memory_budget import Arena
 from splatcli.rasterizer.rendering import render
 from tests.kernels.build_emulator import emulator_library
 from tests.kernels.simt import Emulator, copy_sources
@@ -33,6 +33,7 @@ from tests.native.cases import (
     channels_and_gradients,
     images_and_gradients,
 )
+from tests.rasterizer.fixed_budget import FixedBudget
 from tests.rasterizer.scenes import leaves, of_model, random_image, random_scene
 
 pytestmark = NEEDS_COMPILER

@@ -15,10 +15,10 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs
-from splatcli.rasterizer.memory_budget import FixedBudget
 from splatcli.scene.camera import Camera
 from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, assert_images_and_gradients, images_and_gradients
+from tests.rasterizer.fixed_budget import FixedBudget
 from tests.rasterizer.scenes import random_camera, random_image, random_scene
 
 pytestmark = [NEEDS_COMPILER, pytest.mark.usefixtures("simulation")]

@@ -18,10 +18,10 @@ from splatcli.native import abi, build
 from splatcli.native.backend import Backend, best_isa
 from splatcli.native.build import find_compiler
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.memory_budget import FixedBudget
 from splatcli.rasterizer.reference import render_reference
 from splatcli.rasterizer.rendering import ViewRender, render
 from splatcli.scene.camera import Camera
+from tests.rasterizer.fixed_budget import FixedBudget
 from tests.rasterizer.scenes import leaves, random_image
 
 

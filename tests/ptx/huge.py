@@ -20,9 +20,10 @@ from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import decay_table
 from splatcli.rasterizer.context import RasterContext, view_of
-from splatcli.rasterizer.memory_budget import Arena, FixedBudget
+from splatcli.rasterizer.memory_budget import Arena
 from tests.native.cases import adam_update
 from tests.ptx.machine import load, machine
+from tests.rasterizer.fixed_budget import FixedBudget
 from tests.rasterizer.scenes import random_camera, random_gaussians
 
 #: The last two chunks, of which one is not full.

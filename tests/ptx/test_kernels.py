@@ -19,7 +19,6 @@ from splatcli.native.backend import Backend
 from splatcli.native.build import source_root
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.context import RasterContext, view_of
-from splatcli.rasterizer.memory_budget import FixedBudget
 from splatcli.rasterizer.rendering import render
 from tests.kernels import test_stages
 from tests.kernels.simt import Emulator, simulator
@@ -27,6 +26,7 @@ from tests.kernels.test_mutants import CHECKS, DEVICE, STREAM, backend_of, every
 from tests.native.cases import adam_update, images_and_gradients
 from tests.ptx.huge import check_huge
 from tests.ptx.machine import NEEDS_NVCC, TWIN_FLAGS, kernel_library, load, machine
+from tests.rasterizer.fixed_budget import FixedBudget
 from tests.rasterizer.scenes import leaves, of_model, random_gaussians, random_image, random_scene
 
 pytestmark = NEEDS_NVCC

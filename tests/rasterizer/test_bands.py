@@ -19,12 +19,13 @@ from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs
 from splatcli.rasterizer.context import RasterContext, view_of
-from splatcli.rasterizer.memory_budget import ISECT_BUFFERS, Arena, Band, FixedBudget, plan_bands
+from splatcli.rasterizer.memory_budget import ISECT_BUFFERS, Arena, Band, plan_bands
 from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
 from tests.kernels.simt import simulated
 from tests.native.cases import ISAS, NEEDS_COMPILER, Weights, bits, float32, float64
 from tests.poisoned import take
+from tests.rasterizer.fixed_budget import FixedBudget
 from tests.rasterizer.scenes import leaves, random_camera, random_gaussians, random_image, random_scene
 
 BACKENDS: dict[str, Callable[[], Backend]] = {

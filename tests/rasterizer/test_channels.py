@@ -16,7 +16,6 @@ from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer import rendering
 from splatcli.rasterizer.context import RasterContext, view_of
-from splatcli.rasterizer.memory_budget import FixedBudget
 from splatcli.rasterizer.reference import render_reference
 from splatcli.rasterizer.rendering import ViewRender
 from splatcli.scene.camera import Camera
@@ -31,6 +30,7 @@ from tests.native.cases import (
     float32,
     float64,
 )
+from tests.rasterizer.fixed_budget import FixedBudget
 from tests.rasterizer.scenes import leaves, random_scene
 from tests.rasterizer.test_rasterization import activated, seen_by
 

@@ -12,7 +12,6 @@ from splatcli.rasterizer.memory_budget import (
     MAX_ISECTS,
     Arena,
     Budget,
-    FixedBudget,
     free_memory,
     held_memory,
     round_capacity,
@@ -29,6 +28,7 @@ from splatcli.rasterizer.memory_estimate import (
 )
 from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, float32
+from tests.rasterizer.fixed_budget import FixedBudget
 from tests.rasterizer.scenes import random_scene
 
 

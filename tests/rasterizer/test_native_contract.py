@@ -21,7 +21,7 @@ from splatcli.native.backend import Backend
 from splatcli.rasterizer import memory_budget
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.context import RasterContext, view_of
-from splatcli.rasterizer.memory_budget import Arena, FixedBudget
+from splatcli.rasterizer.memory_budget import Arena
 from splatcli.rasterizer.rendering import render
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, StepInputs
 from splatcli.rasterizer.train_step import NativeEngine
@@ -38,6 +38,7 @@ from tests.native.cases import (
     matmul_precision,
     native_outcome,
 )
+from tests.rasterizer.fixed_budget import FixedBudget
 from tests.rasterizer.scenes import leaves, random_camera, random_gaussians, random_image, random_scene
 
 pytestmark = NEEDS_COMPILER

@@ -11,10 +11,10 @@ from splatcli.gaussians import Gaussians
 from splatcli.native import abi
 from splatcli.rasterizer import memory_estimate
 from splatcli.rasterizer.context import RasterContext, view_of
-from splatcli.rasterizer.memory_budget import FixedBudget
 from splatcli.rasterizer.memory_estimate import IsectCount, predict_boxes, predict_isects, tiles_of_each
 from splatcli.scene.camera import MODELS, Camera, CameraModel
 from tests.native.cases import NEEDS_COMPILER, float32
+from tests.rasterizer.fixed_budget import FixedBudget
 from tests.rasterizer.scenes import front_camera, of_model, random_camera, random_gaussians
 
 #: Where there are so few, one tile more is a large part.

@@ -17,8 +17,8 @@ from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.rasterizer import AsyncEngine
 from splatcli.rasterizer.adam import AdamState, decay_table
-from splatcli.rasterizer.memory_budget import FixedBudget
 from splatcli.rasterizer.step_inputs import StepInputs
+from tests.rasterizer.fixed_budget import FixedBudget
 from tests.rasterizer.scenes import random_camera, random_scene
 
 DEVICE = torch.device("cuda", 1)
