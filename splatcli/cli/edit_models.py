@@ -116,7 +116,7 @@ def edit_model(
         and args.data is not None
         and any(isinstance(one, AlignTo | Clean | Level | Simplify) for one in following)
     ):
-        of_file, photos = _scene_of_file(loaded, args.data)
+        of_file, photos = _scene_of_file(loaded, args.data, out)
     model = EditedModel.as_read(loaded.gaussians, checkpoint, antialiased=loaded.antialiased, scene=of_file)
     model = replace(model, photos=photos, dropped=None if args.picture is None else [])
     model, effects = apply_operations(model, operations, nonfinite=loaded.dropped)
@@ -162,14 +162,23 @@ def _scene_to_refine_on(model: Model, operations: Sequence[Operation], data: Pat
     return scene_of(model.checkpoint, data)
 
 
-def _scene_of_file(model: Model, data: Path) -> tuple[Scene, Photos]:
-    """Return the scene that ``--data`` names for a file of splats, and its photos. Raises SceneError."""
+def _scene_of_file(model: Model, data: Path, out: Output) -> tuple[Scene, Photos]:
+    """Return the scene that ``--data`` names for a file of splats, and its photos.
+
+    Cameras have the size at which the model was trained. Raises SceneError.
+    """
     from splatcli.config import DataConfig
     from splatcli.edit.clean import Photos
     from splatcli.scene.read import read_scene
 
     scene = read_scene(data, DataConfig().images_only())
-    return scene, Photos.of_scene(scene, model.gaussians, antialiased=model.antialiased)
+    photos, divisor = Photos.of_scene(scene, model.gaussians, antialiased=model.antialiased)
+    if divisor == 1:
+        return scene, photos
+    out.note(f"note: images are compared at 1/{divisor} of their width and height, where the model's renders fit best")
+    sizes = [(max(1, round(one.width / divisor)), max(1, round(one.height / divisor))) for one in scene.cameras]
+    cameras = [camera.resized(*size) for camera, size in zip(scene.cameras, sizes, strict=True)]
+    return replace(scene, cameras=cameras), photos
 
 
 def _photos(checkpoint: Checkpoint, data: Path | None, out: Output) -> Photos | None:

@@ -82,8 +82,10 @@ VIEW_SIDE = 640
 REACH = 2.0
 GROUP = 10
 NEIGHBOURS = 12
-#: Views whose photos tell the background and the frame of a file of splats.
+#: Views whose photos tell the background, the frame and the size of the images of a file of splats.
 TRIED = 8
+#: Divisors of the photos' sides that are tried for the size at which the model of a file was trained.
+DIVISORS = (1, 2, 4, 8)
 #: Opacities closer to 1 lose too many digits in their logit's gradient.
 _LEAST_TRANSPARENCY = 1e-6
 
@@ -122,15 +124,18 @@ class Photos:
         return cls(partial(_loaded, scene.images, index), background, config.train.antialiased, coloured)
 
     @classmethod
-    def of_scene(cls, scene: Scene, gaussians: Gaussians, *, antialiased: bool = False) -> Photos:
+    def of_scene(cls, scene: Scene, gaussians: Gaussians, *, antialiased: bool = False) -> tuple[Photos, int]:
         """Return the photos of a scene's training views, for a file of splats in the scene's frame, of all its cameras.
 
-        The background is black or white, whichever is nearer to photos of up to TRIED views; each photo's colours are
-        fitted first if that brings renders nearer by FITTED_DB. Raises SceneError where the renders do not resemble the
-        photos, or none can be read.
+        And one of DIVISORS: of the photos' sides at which the model was trained. Its renders of that size, enlarged,
+        are the nearest to photos of up to TRIED views: larger ones have gaps between Gaussians that are thinner than
+        the pixels of training were, smaller ones lack detail.
+        The background is black or white, whichever is nearer to the photos; each photo's colours are fitted first if
+        that brings renders nearer by FITTED_DB. Raises SceneError where the renders do not resemble the photos, or none
+        can be read.
         """
         index = {scene.cameras[row].name: row for row in scene.train if scene.images.has(row)}
-        some = [*index.values()][:: max(1, -(-len(index) // TRIED))]
+        some = [scene.cameras[row] for row in [*index.values()][:: max(1, -(-len(index) // TRIED))]]
         best: tuple[float, Photos] | None = None
         for level in (0, 255):
             store = scene.images.over((level, level, level))
@@ -140,7 +145,7 @@ class Photos:
                 antialiased,
                 held_out=len(scene.cameras) - len(index),
             )
-            plain, fitted = one._resemblance(gaussians, [scene.cameras[row] for row in some])
+            plain, fitted = one._resemblance(gaussians, some)
             if best is None or plain > best[0]:
                 best = plain, replace(one, fit_colours=fitted > plain + FITTED_DB)
         if best is None or not best[0] >= UNLIKE_DB:
@@ -149,10 +154,14 @@ class Photos:
                 where=scene.root,
                 remedy="name the scene that it was trained on, or bring it there: splat edit MODEL --align-to RUN",
             )
-        return best[1]
+        photos = best[1]
+        return photos, max(DIVISORS, key=lambda divisor: photos._resemblance(gaussians, some, divisor)[0])
 
-    def _resemblance(self, gaussians: Gaussians, cameras: Sequence[Camera]) -> tuple[float, float]:
-        """Return the mean PSNR of the renders to the photos in dB, and that with the photos' colours fitted."""
+    def _resemblance(self, gaussians: Gaussians, cameras: Sequence[Camera], divisor: int = 1) -> tuple[float, float]:
+        """Return the mean PSNR of the renders to the photos in dB, and that with the photos' colours fitted.
+
+        divisor: of the renders' sides; they are enlarged to the size that photos are compared at.
+        """
         pairs = []
         for camera in cameras:
             found = self.load(camera.name)
@@ -161,7 +170,9 @@ class Photos:
             small = _sized(camera)
             photo, masked = _reduced(found, small)
             background = torch.tensor(self.background)
-            image = render(gaussians, small, background=background, antialiased=self.antialiased).image.clamp(0, 1)
+            shown = _sized(camera, divisor)
+            image = render(gaussians, shown, background=background, antialiased=self.antialiased).image
+            image = _enlarged(image, small).clamp(0, 1)
             pairs.append((psnr(image, photo, masked), psnr(image, color_corrected(photo, image, masked), masked)))
         return tuple(np.mean(pairs, axis=0).tolist()) if pairs else (0.0, 0.0)
 
@@ -344,9 +355,19 @@ def _weighted(gaussians: Gaussians, camera: Camera, maps: Tensor, antialiased: b
     return found.double()
 
 
-def _sized(camera: Camera) -> Camera:
-    shrink = min(1.0, VIEW_SIDE / max(camera.width, camera.height))
+def _sized(camera: Camera, divisor: int = 1) -> Camera:
+    """Return the view with a longer side of at most VIEW_SIDE pixels, its sides divided at least by ``divisor``."""
+    shrink = min(1 / divisor, VIEW_SIDE / max(camera.width, camera.height))
     return camera.resized(max(1, round(shrink * camera.width)), max(1, round(shrink * camera.height)))
+
+
+def _enlarged(image: Tensor, camera: Camera) -> Tensor:
+    """Return a render [H, W, 3] at the camera's size."""
+    if image.shape[:2] == (camera.height, camera.width):
+        return image
+    planes = image.permute(2, 0, 1)[None]
+    size = (camera.height, camera.width)
+    return torch.nn.functional.interpolate(planes, size, mode="bicubic", align_corners=False)[0].permute(1, 2, 0)
 
 
 def _reduced(photo: tuple[NDArray[np.uint8], NDArray[np.bool_] | None], camera: Camera) -> tuple[Tensor, Tensor | None]:

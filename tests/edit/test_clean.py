@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from splatcli.edit.clean import Photos, _Views, floaters, isolated
+from splatcli.edit.clean import Photos, _enlarged, _Views, floaters, isolated
 from splatcli.edit.operations import merged
 from splatcli.errors import SceneError
 from splatcli.gaussians import Gaussians
@@ -174,7 +174,7 @@ def test_photos_of_a_scene_have_the_background_and_colours_of_the_model() -> Non
 
     def photos(images: MadeImages, gaussians: Gaussians) -> Photos:
         found = MadeScene(Path("/made"), "made", views, images, None, [1, 2, 3, 4], [0])  # type: ignore[arg-type]
-        return Photos.of_scene(found, gaussians)
+        return Photos.of_scene(found, gaussians)[0]
 
     transparent = TransparentImages(renders)
     for gaussians, level in ((white, 1.0), (replace(white, sh0=-white.sh0.abs()), 0.0)):
@@ -195,3 +195,18 @@ def test_photos_of_a_scene_have_the_background_and_colours_of_the_model() -> Non
     other.over = lambda background: other  # type: ignore[attr-defined]
     with pytest.raises(SceneError, match="do not resemble"):
         photos(other, plain)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("divisor", [1, 2, 4])
+def test_the_size_of_the_images_of_a_file_is_that_of_the_renders_that_fit_them(divisor: int) -> None:
+    """Gaussians that cover the pixels of small images leave gaps between those of larger ones."""
+    dots = replace(wall(), log_scales=torch.full((576, 3), np.log(0.06 if divisor == 1 else 0.005 * divisor)))
+    views = [view.resized(192, 160) for view in cameras()]
+    images = MadeImages([])
+    for view in views:
+        image = _enlarged(render(dots, view.resized(192 // divisor, 160 // divisor)).image.clamp(0, 1), view)
+        images.pixels.append(image.clamp(0, 1).mul(255).byte().numpy())
+    images.over = lambda background: images  # type: ignore[attr-defined]
+    scene = MadeScene(Path("/made"), "made", views, images, None, [1, 2, 3, 4], [0])  # type: ignore[arg-type]
+    assert Photos.of_scene(scene, dots)[1] == divisor
