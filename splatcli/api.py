@@ -51,10 +51,12 @@ from splatcli.scene.georeference import place_text
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene as EngineScene
 from splatcli.train.backgrounds import evaluation_background, parse_background, training_image_background
+from splatcli.train.changed_settings import changed_config
 from splatcli.train.densify import STRATEGIES, Strategy, check_strategy
 from splatcli.train.events import Alarmed, Evaluated, Event, Refined, RolledBack, SaveFailed, Started, Stepped, Stopped
 from splatcli.train.init import resolve_init
-from splatcli.train.start import changed_config, check_loss_given, data_to_resume
+from splatcli.train.run_scene import data_to_resume
+from splatcli.train.start import check_loss_given
 from splatcli.train.state import TrainState, flushed
 from splatcli.train.trainer import Trainer as EngineTrainer
 

@@ -30,9 +30,9 @@ from splatcli.gaussians import Gaussians
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
 from splatcli.train.backgrounds import training_image_background
+from splatcli.train.changed_settings import changed_config, differing_settings
 from splatcli.train.data_parallel import ReadOnlyRunDir
 from splatcli.train.events import Evaluated, Event, Stepped
-from splatcli.train.start import changed_config, differing_settings
 from splatcli.train.trainer import Trainer
 
 try:

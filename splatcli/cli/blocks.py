@@ -183,7 +183,7 @@ def merge_run(place: Path, target: Path | None, out: Output, data: Path | None =
     from splatcli.scene.partition import make_grid
     from splatcli.scene.read import read_scene
     from splatcli.train.backgrounds import training_image_background
-    from splatcli.train.start import scene_folder
+    from splatcli.train.run_scene import scene_folder
 
     if target is not None:
         check_name(target)

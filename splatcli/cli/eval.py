@@ -127,7 +127,7 @@ def evaluate(args: EvalArguments) -> int:
     from splatcli.render.sheet import MOST_VIEWS, Extremes
     from splatcli.scene.read import read_scene
     from splatcli.train.backgrounds import image_background
-    from splatcli.train.start import scene_folder
+    from splatcli.train.run_scene import scene_folder
 
     data = args.data
     if args.views in PATHS or args.views.lower().endswith(".json"):

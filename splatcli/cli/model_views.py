@@ -107,7 +107,7 @@ def ground_truth_of(
     from splatcli.render.scoring import GroundTruth
     from splatcli.scene.read import read_scene
     from splatcli.train.backgrounds import image_background
-    from splatcli.train.start import scene_folder
+    from splatcli.train.run_scene import scene_folder
 
     if scene is None:
         assert checkpoint is not None, "views with images belong to a run or a scene"

@@ -46,7 +46,7 @@ _LISTED = 8
 class ResumeOverrides:
     """Changes to a run that is resumed.
 
-    data: the folder of the scene, where it has moved. file, settings, allowed: see changed_config() in train/start.py.
+    data: the folder of the scene, where it has moved. file, settings, allowed: see changed_config().
     """
 
     data: Path | None = None
@@ -261,8 +261,10 @@ def resume_training(
     from splatcli.formats.registry import CHECKPOINT, format_of, is_own_checkpoint
     from splatcli.scene.read import read_scene
     from splatcli.train.backgrounds import training_image_background
+    from splatcli.train.changed_settings import changed_config, check_iterations
     from splatcli.train.densify import check_strategy
-    from splatcli.train.start import changed_config, check_iterations, check_loss_given, data_to_resume, scene_folder
+    from splatcli.train.run_scene import data_to_resume, scene_folder
+    from splatcli.train.start import check_loss_given
     from splatcli.train.trainer import Trainer
 
     if not is_own_checkpoint(path):
@@ -373,7 +375,7 @@ def check_request(
     otherwise: what can be done beside continuing that run.
     """
     from splatcli.checkpoint.run_dir import REQUEST
-    from splatcli.train.start import shown
+    from splatcli.train.changed_settings import shown
 
     try:
         before = json.loads((place / REQUEST).read_text())

@@ -47,7 +47,7 @@ from splatcli.scene.scene import Scene
 from splatcli.train.backgrounds import BACKGROUNDS, evaluation_background, image_background
 from splatcli.train.evaluate import FITTED_DB, UNLIKE_DB
 from splatcli.train.image_metrics import color_corrected, psnr
-from splatcli.train.start import run_scene
+from splatcli.train.run_scene import run_scene
 
 LEVELS = ("light", "normal", "strong")
 #: Squared error over the pixels and channels of all views, colours of 0 to 1, that the removal of a floater saves at

@@ -26,7 +26,8 @@ from splatcli.train.backgrounds import training_image_background
 from splatcli.train.densify.base import Refinement
 from splatcli.train.monitor import FiniteMonitor
 from splatcli.train.per_view_params import PerViewParams
-from splatcli.train.start import new_state, run_scene
+from splatcli.train.run_scene import run_scene
+from splatcli.train.start import new_state
 from splatcli.train.step import Stepper
 from splatcli.train.view_dependence import DEGREE, effective_views
 

@@ -21,12 +21,12 @@ from splatcli.config import Config, with_settings
 from splatcli.errors import DivergedError, OutputError, ResourceError, SplatError, as_splat_error
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.offload import TensorStorage
+from splatcli.train.changed_settings import apply_config
 from splatcli.train.events import RolledBack
 from splatcli.train.monitor import StepDivergedError, nonfinite_rows, state_tensors
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.schedule import learning_rates
 from splatcli.train.sharding import shard_of
-from splatcli.train.start import apply_config
 from splatcli.train.state import TrainState
 
 #: Rows with a NaN or infinity that the report shows.

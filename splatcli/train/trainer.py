@@ -23,6 +23,7 @@ from splatcli.rasterizer.loss_engine import LossEngine
 from splatcli.rasterizer.memory_budget import Budget
 from splatcli.rasterizer.step_inputs import StepEngine
 from splatcli.scene.scene import Scene
+from splatcli.train.changed_settings import apply_config
 from splatcli.train.checkpointer import Checkpointer
 from splatcli.train.data_parallel import (
     COMPARE_EVERY,
@@ -42,7 +43,7 @@ from splatcli.train.metrics_logger import MetricsLogger
 from splatcli.train.monitor import FiniteMonitor, IntersectionMonitor, QualityMonitor, is_recoverable
 from splatcli.train.recovery import Recovery
 from splatcli.train.sharding import gather_geometry, gather_state
-from splatcli.train.start import apply_config, check_loss_given, new_state, resumed_state
+from splatcli.train.start import check_loss_given, new_state, resumed_state
 from splatcli.train.state import TrainState
 from splatcli.train.step import Stepper
 from splatcli.train.view_dependence import DEGREE, effective_views

@@ -66,7 +66,7 @@ def test_the_share_is_a_setting_and_zero_is_the_fixed_plane(tmp_path: Path) -> N
 
 
 def test_of_many_points_evenly_chosen_ones_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("splatcli.scene.read._MOST_POINTS", 13)
+    monkeypatch.setattr("splatcli.scene.build._MOST_POINTS", 13)
     scene = scene_of(tmp_path, BALL)
     assert scene.points is not None
     np.testing.assert_allclose(planes(scene), 0.2 * distances(scene, scene.points.xyz[::4])[:, 4], rtol=1e-5)

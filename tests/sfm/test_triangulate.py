@@ -14,7 +14,8 @@ from splatcli.cli.commands import run
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.read import _numbers_of, read_scene
+from splatcli.scene.build import _numbers_of
+from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene, known_depths
 from splatcli.scene.source import FixedLens, View
 from splatcli.sfm.triangulate import pairs_by_pose

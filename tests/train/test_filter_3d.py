@@ -16,10 +16,10 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer import NativeEngine
 from splatcli.rasterizer.filter_3d import apply_filter_3d, filter_sizes
 from splatcli.rasterizer.step_inputs import DensifyStats
+from splatcli.train.changed_settings import changed_config
 from splatcli.train.densify import apply_refinement
 from splatcli.train.densify.base import Refinement
 from splatcli.train.events import OpacityReset, Refined
-from splatcli.train.start import changed_config
 from splatcli.train.state import TrainState, flushed
 from splatcli.train.trainer import FILTER_3D_EVERY, Trainer
 from tests.native.cases import NEEDS_COMPILER, float32

@@ -33,10 +33,10 @@ from splatcli.rasterizer.offload import DEVICE_STORAGE, MemoryMapped, Pinned, Te
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
 from splatcli.train import memory_plan
+from splatcli.train.changed_settings import changed_config
 from splatcli.train.data_parallel import state_digest
 from splatcli.train.events import Event, OpacityReset, Probed, Refined, RolledBack, Stepped
 from splatcli.train.memory_plan import MemoryPlan, plan_memory
-from splatcli.train.start import changed_config
 from splatcli.train.state import TrainState
 from splatcli.train.trainer import Trainer
 from tests.kernels.simt import simulated

@@ -26,9 +26,9 @@ from splatcli.render.images import RenderSettings, render_pixels
 from splatcli.scene.camera import Camera, apply_pose_delta
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
+from splatcli.train.changed_settings import changed_config
 from splatcli.train.events import Evaluated, Probed, Stepped
 from splatcli.train.per_view_params import PerViewParams, ViewTable, trained_tables
-from splatcli.train.start import changed_config
 from splatcli.train.trainer import Trainer
 from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, float32

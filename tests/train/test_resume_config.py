@@ -11,8 +11,9 @@ import torch
 from splatcli.config import Config, DataConfig, with_settings
 from splatcli.errors import SceneError, UsageError
 from splatcli.rasterizer import NativeEngine
+from splatcli.train.changed_settings import apply_config, changed_config
 from splatcli.train.events import Stepped
-from splatcli.train.start import apply_config, changed_config, data_to_resume
+from splatcli.train.run_scene import data_to_resume
 from splatcli.train.trainer import Trainer
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, short_config

@@ -17,9 +17,9 @@ from splatcli.errors import SplatError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer.reference import render_reference
 from splatcli.scene.camera import Camera
+from splatcli.train.changed_settings import changed_config
 from splatcli.train.densify.contribution import VIEWS
 from splatcli.train.events import Saved
-from splatcli.train.start import changed_config
 from splatcli.train.state import TrainState, flushed
 from splatcli.train.view_dependence import damp, effective_views
 from tests.rasterizer.scenes import random_camera

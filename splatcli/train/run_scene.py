@@ -1,0 +1,146 @@
+"""The scene of a run that goes on: where it is, and whether it is still the one that was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from splatcli.checkpoint.state import Checkpoint
+from splatcli.config import DataConfig
+from splatcli.errors import SceneError
+from splatcli.scene.camera import Camera
+from splatcli.scene.decode import Rgb
+from splatcli.scene.depth_maps import AUTO
+from splatcli.scene.read import read_scene
+from splatcli.scene.scene import Scene
+
+#: Differences that a message lists.
+_LISTED = 8
+
+#: Relative to the scene extent and to the focal length: the rounding of another version of a scene reader.
+_TOLERANCE = 1e-5
+
+#: Names of the entries of a fingerprint in messages.
+_FINGERPRINT = {
+    "count": "the number of photos",
+    "sha256": "the digest of the photos",
+    "masks": "the digest of the masks",
+    "depths": "the digest of the depth maps",
+}
+
+#: Differences of the scene that --allow-config-change accepts.
+CONSENT = {"photos": "the photos' content", "cameras": "lenses and poses in the scene's files"}
+
+
+def scene_folder(checkpoint: Checkpoint, data: Path | None) -> Path:
+    """Return the folder of a run's scene: ``data`` where it is given. Raise SceneError where the run's own is gone."""
+    root = data or Path(checkpoint.dataset.root)
+    if data is None and not root.exists():
+        raise SceneError(
+            "the scene of this run does not exist", where=root, remedy="name its present folder: --data DIR"
+        )
+    return root
+
+
+def data_to_resume(data: DataConfig) -> tuple[DataConfig, list[str]]:
+    """Return the settings to read the scene of a resumed run with, and notes: without points that are gone.
+
+    The checkpoint has what the points gave: Gaussians, near planes, clearances and settings. Only their depths and the
+    bounds of a block are not in it; SceneError where these are needed.
+    """
+    if data.points is None or Path(data.points).exists():
+        return data, []
+    use = None
+    if data.block is not None:
+        use = "its block is cut by them"
+    elif data.depths == AUTO:
+        use = "its depth term uses their depths"
+    elif data.depths is not None and data.depth_type != "metric":
+        use = "its depth maps are fitted to them"
+    if use is not None:
+        raise SceneError(
+            f"the points that the run began with are gone, and {use}",
+            where=data.points,
+            remedy="put them back, or say where they are: --set data.points=PATH",
+        )
+    note = f"the points that the run began with are gone, and not needed any more: {data.points}"
+    return data.model_copy(update={"points": None}), [note]
+
+
+def run_scene(checkpoint: Checkpoint, data: Path | None, background: Rgb | None) -> Scene:
+    """Return the scene of a run with the photos of its training views: the same views, of the same sizes.
+
+    data: where it is now, if it has moved. background: as of read_scene(). The content of photos, lenses and poses may
+    have changed. Raises SceneError where the scene is gone or has other views.
+    """
+    settings = checkpoint.config.data.images_only()
+    scene = read_scene(scene_folder(checkpoint, data), settings, background=background)
+    check_same_scene(checkpoint, scene, allowed=CONSENT)
+    return scene
+
+
+def check_same_scene(checkpoint: Checkpoint, scene: Scene, allowed: Collection[str] = ()) -> None:
+    """Raise SceneError, listing the differences, unless images, split and cameras are those of the run.
+
+    allowed: names in CONSENT: with "photos" the content of images may differ, with "cameras" lens and pose (the run
+        keeps its own). Names, sizes and the split may not.
+    """
+    differences = [(kind, text) for kind, text in _differences(checkpoint, scene) if kind not in allowed]
+    if not differences:
+        return
+    listed = [text for _, text in differences[:_LISTED]]
+    more = f"; and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
+    kinds = sorted({kind for kind, _ in differences})
+    remedy = "give the folder that the run was started on, or start a new run from its model: "
+    remedy += "splat train SCENE --init CKPT"
+    if set(kinds) <= CONSENT.keys():
+        flags = " ".join(f"--allow-config-change {kind}" for kind in kinds)
+        remedy += f"; {flags} goes on, whatever {' and '.join(CONSENT[kind] for kind in kinds)} are now"
+    raise SceneError(
+        f"the scene has changed since step {checkpoint.step} was saved: " + "; ".join(listed) + more,
+        where=scene.root,
+        remedy=remedy,
+    )
+
+
+def _differences(checkpoint: Checkpoint, scene: Scene) -> Iterator[tuple[str, str]]:
+    """Yield (kind, sentence) of each difference; kinds beside those of CONSENT are "views" and "sizes"."""
+    before, now = checkpoint.dataset.fingerprint, scene.fingerprint()
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            kind = "views" if key == "count" else "photos"
+            yield kind, f"{_FINGERPRINT.get(key, key)} was {_short(before.get(key))}, is {_short(now.get(key))}"
+    if len(checkpoint.cameras) != len(scene.cameras):
+        yield "views", f"there were {len(checkpoint.cameras)} views, there are {len(scene.cameras)}"
+        return
+    if (checkpoint.train, checkpoint.test) != (list(scene.train), list(scene.test)):
+        yield "views", "other views are held out"
+    for old, new in zip(checkpoint.cameras, scene.cameras, strict=True):
+        difference = _camera_difference(old, new, checkpoint.dataset.extent)
+        if difference is not None:
+            yield difference
+
+
+def _camera_difference(old: Camera, new: Camera, extent: float) -> tuple[str, str] | None:
+    if old.name != new.name:
+        return "views", f"view {old.name!r} is now {new.name!r}"
+    if (old.width, old.height) != (new.width, new.height):
+        return "sizes", f"{old.name} was {old.width}x{old.height}, is {new.width}x{new.height}"
+    if old.model != new.model:
+        return "cameras", f"{old.name} was a {old.model}, is a {new.model}"
+    lens = np.array([[c.fx, c.fy, c.cx, c.cy] for c in (old, new)])
+    turned = np.abs(old.viewmat[:3, :3] - new.viewmat[:3, :3]).max()
+    moved = np.abs(old.center - new.center).max()
+    # Written so that NaN counts as a difference.
+    if not (np.abs(lens[0] - lens[1]).max() <= _TOLERANCE * old.fx):
+        return "cameras", f"{old.name} has another focal length or principal point"
+    if not (turned <= _TOLERANCE and moved <= _TOLERANCE * extent):
+        return "cameras", f"{old.name} has another pose"
+    return None
+
+
+def _short(value: str | int | None) -> str:
+    text = "absent" if value is None else str(value)
+    return text if len(text) <= 12 else text[:12] + "..."
