@@ -129,7 +129,7 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
         raise SceneError("there is nothing here", where=path, remedy="name a folder of images, or a video")
     if path.is_file():
         if is_video(path):
-            return SfmInput(path, videos=("",), static_masks=masks != NONE)
+            return _of_videos(path, ("",), masks)
         raise SceneError(
             "is neither a folder of images nor a video",
             where=path,
@@ -143,7 +143,7 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
             break
     videos = _videos(folder, names)
     if not names and videos:
-        return SfmInput(folder, videos=videos, static_masks=masks != NONE)
+        return _of_videos(folder, videos, masks)
     unread = tuple(filter(_is_image, unread_below(folder)))
     if not names and unread:
         raise unread_error(folder, unread)
@@ -160,6 +160,16 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
             remedy="take 20 or more images from all around, each overlapping the next by two thirds or more",
         )
     return _with_masks(SfmInput(folder, names, unread=unread, videos_beside=videos), path, masks)
+
+
+def _of_videos(path: Path, videos: tuple[str, ...], masks: str | None) -> SfmInput:
+    if masks not in (None, NONE, ALPHA):
+        raise SceneError(
+            "frames of a video have no masks",
+            where=path,
+            remedy="make images of it (ffmpeg -i VIDEO -vf fps=2 photos/%06d.png), and masks of these",
+        )
+    return SfmInput(path, videos=videos, static_masks=masks is None)
 
 
 def _with_masks(footage: SfmInput, path: Path, wanted: str | None) -> SfmInput:

@@ -80,6 +80,10 @@ def test_a_folder_of_videos_is_input_and_images_come_first(tmp_path: Path) -> No
     assert found.files == [clips / name for name in found.videos]
     assert has_images_only(clips)
     one = find_input(clips / "a.mp4")
+    for path in (clips, clips / "a.mp4"):
+        assert not find_input(path, "none").static_masks
+        with pytest.raises(SceneError, match="frames of a video have no masks"):
+            find_input(path, "day 2")
     assert (one.files, one.frame_folders) == ([clips / "a.mp4"], {"": ""})
     assert one.fingerprint() == SfmInput(clips / "a.mp4", videos=("",)).fingerprint()
     before = found.fingerprint()
