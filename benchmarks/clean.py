@@ -4,13 +4,17 @@
 
 RUN is a folder of `splat train`. Floaters of four kinds are put into free space in front of the surfaces that training
 views show, and behind them. Levels run with cameras and photos, and without both; the change of the held-out views'
-PSNR is that of the model without planted floaters.
+PSNR is that of the model without planted floaters. The same models as PLY files are cleaned by `splat edit FILE`, with
+and without `--data SCENE`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +140,33 @@ def measure(run: Path) -> dict[str, Any]:
                 "own dropped of planted": int(found[kinds < 0].sum()),
                 "psnr of planted": round(psnr(planted.map(lambda t, rows=found: t[~rows]), model, scene), 3),
             }
+    scene_folder = Path(config.data.scene)
+    facts["files"] = {
+        name: measure_file(splatcli.Model(gaussians, settings=model.settings), model, scene, scene_folder)
+        for name, gaussians in (("own", own), ("planted", planted))
+    }
     return facts
+
+
+#: Of `splat edit FILE`, by what they go by.
+FILE_FLAGS = {"neighbours": ["--clean"], "normal": ["--clean", "--data"], "strong": ["--clean", "strong", "--data"]}
+
+
+def measure_file(of_file: splatcli.Model, model: splatcli.Model, scene: splatcli.Scene, folder: Path) -> dict[str, Any]:
+    """The held-out views' PSNR of a model as a PLY file, and of what `splat edit` makes of it."""
+    found: dict[str, Any] = {"psnr": round(psnr(of_file.gaussians, model, scene), 3)}
+    with tempfile.TemporaryDirectory() as place:
+        source, cleaned = Path(place, "a.ply"), Path(place, "b.ply")
+        of_file.export(source)
+        for name, flags in FILE_FLAGS.items():
+            words = ["edit", str(source), *flags, *([str(folder)] if "--data" in flags else [])]
+            subprocess.run(
+                [sys.executable, "-m", "splatcli", *words, "-o", str(cleaned), "-w", "-q"], check=True, stdout=2
+            )
+            after = splatcli.Model.load(cleaned).gaussians
+            dropped = len(of_file.gaussians) - len(after)
+            found[name] = {"dropped": dropped, "psnr": round(psnr(after, model, scene), 3)}
+    return found
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ Communications in Statistics - Simulation and Computation 18(3), 1989.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -136,8 +137,9 @@ class Photos:
         """
         index = {scene.cameras[row].name: row for row in scene.train if scene.images.has(row)}
         some = [scene.cameras[row] for row in [*index.values()][:: max(1, -(-len(index) // TRIED))]]
-        best: tuple[float, Photos] | None = None
-        for level in (0, 255):
+        best: tuple[float, Photos, int] | None = None
+        # Together: at another size than that of training, black may be nearer to photos on white.
+        for level, divisor in itertools.product((0, 255), DIVISORS):
             store = scene.images.over((level, level, level))
             one = cls(
                 partial(_loaded, store, index),
@@ -145,17 +147,16 @@ class Photos:
                 antialiased,
                 held_out=len(scene.cameras) - len(index),
             )
-            plain, fitted = one._resemblance(gaussians, some)
+            plain, fitted = one._resemblance(gaussians, some, divisor)
             if best is None or plain > best[0]:
-                best = plain, replace(one, fit_colours=fitted > plain + FITTED_DB)
+                best = plain, replace(one, fit_colours=fitted > plain + FITTED_DB), divisor
         if best is None or not best[0] >= UNLIKE_DB:
             raise SceneError(
                 "the renders do not resemble the images: the model may be of another scene, or in another frame",
                 where=scene.root,
                 remedy="name the scene that it was trained on, or bring it there: splat edit MODEL --align-to RUN",
             )
-        photos = best[1]
-        return photos, max(DIVISORS, key=lambda divisor: photos._resemblance(gaussians, some, divisor)[0])
+        return best[1], best[2]
 
     def _resemblance(self, gaussians: Gaussians, cameras: Sequence[Camera], divisor: int = 1) -> tuple[float, float]:
         """Return the mean PSNR of the renders to the photos in dB, and that with the photos' colours fitted.

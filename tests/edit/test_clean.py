@@ -210,3 +210,19 @@ def test_the_size_of_the_images_of_a_file_is_that_of_the_renders_that_fit_them(d
     images.over = lambda background: images  # type: ignore[attr-defined]
     scene = MadeScene(Path("/made"), "made", views, images, None, [1, 2, 3, 4], [0])  # type: ignore[arg-type]
     assert Photos.of_scene(scene, dots)[1] == divisor
+
+
+@NEEDS_COMPILER
+def test_the_background_of_a_file_is_found_at_the_size_of_its_images() -> None:
+    """At full size black is nearer to a dark wall on white: it shows through the gaps."""
+    dots = replace(wall(), log_scales=torch.full((576, 3), np.log(0.02)))
+    dots = replace(dots, sh0=torch.full_like(dots.sh0, -1.2))
+    views = [view.resized(192, 160) for view in cameras()]
+    images = MadeImages([])
+    for view in views:
+        image = render(dots, view.resized(48, 40), background=torch.ones(3)).image
+        images.pixels.append(_enlarged(image.clamp(0, 1), view).clamp(0, 1).mul(255).byte().numpy())
+    images.over = lambda background: images  # type: ignore[attr-defined]
+    scene = MadeScene(Path("/made"), "made", views, images, None, [1, 2, 3, 4], [0])  # type: ignore[arg-type]
+    photos, divisor = Photos.of_scene(scene, dots)
+    assert (photos.background, divisor) == ((1.0, 1.0, 1.0), 4)
