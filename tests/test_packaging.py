@@ -54,7 +54,8 @@ def test_the_wheel_carries_the_native_sources(tmp_path: Path) -> None:
     assert sample <= names
     assert len(sample) > 50
     assert {"splatcli/py.typed", "splatcli/viewer/live.html", "splatcli/formats/viewer/index.js"} <= names
-    assert {f"splatcli/viewer/{name}" for name in ("path_editor.js", "camera_path.js", "path_editor.css")} <= names
+    editor = ("path_editor.js", "supersplat_view.js", "live_view.js", "camera_path.js", "path_editor.css")
+    assert {f"splatcli/viewer/{name}" for name in editor} <= names
     docs = ROOT / "docs"
     assert {f"splatcli/_docs/{path.relative_to(docs)}" for path in docs.rglob("*.md")} <= names
     assert not {name for name in names if not name.startswith(("splatcli/", "splatcli-"))}

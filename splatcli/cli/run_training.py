@@ -558,6 +558,7 @@ def run_trainer(
     problem: SplatError | None = None
     deadline = budget.deadline if budget else math.inf
     if live is not None:
+        live.folder = trainer.run_dir.path
         live.steps_left = trainer.steps_left
         live.must_continue = lambda: requests.pending() or time.monotonic() >= deadline
     skipping = _skipping_in_a_new_run(trainer.scene.root, trainer.run_dir.path)

@@ -182,7 +182,7 @@ class _Shown:
         from splatcli.formats.ply import encode_ply
         from splatcli.formats.selection import select
         from splatcli.viewer.http_server import Response
-        from splatcli.viewer.path_editor import editor_documents, editor_module
+        from splatcli.viewer.path_editor import SUPERSPLAT_VIEW, editor_documents, editor_module
 
         version = _version(self.path)  # before it is read: a file that is replaced meanwhile is read again
         loaded = load_model(self.path, import_options=self._reading, echo=self._out.note)
@@ -197,7 +197,7 @@ class _Shown:
         self._documents = {
             _PAGE: Response("text/html; charset=utf-8", page),
             f"/{name}": Response("application/octet-stream", encode(gaussians, reported).payload),
-            **editor_documents(),
+            **editor_documents(SUPERSPLAT_VIEW),
         }
         self._loaded = version
         self._out.note(f"{self.path}: {len(gaussians):,} Gaussians" + ("" if exact else ", shown as a compressed PLY"))

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from splatcli.train.backgrounds import BACKGROUNDS, evaluation_background
 from splatcli.train.events import Evaluated, Event, Probed, Started, Stepped
 from splatcli.train.state import TrainState
 from splatcli.viewer.http_server import READ_ONLY, Request, Response
+from splatcli.viewer.path_editor import LIVE_VIEW, editor_documents, editor_settings
 
 #: Limits of a request: image sides in pixels, and fields of view in degrees.
 _SIDES, _FIELDS = (16, 2048), (2.0, 150.0)
@@ -168,15 +170,20 @@ class LiveRun:
 
     must_continue: returns whether training has to continue although it is paused, for a signal or a deadline.
     steps_left: how many steps like the present one the rest of the run is worth; without it, those that are left.
+    folder: of the run, as a command names it.
     """
 
     steps_left: Callable[[], float] | None = None
+    folder = Path()
 
     def __init__(
         self, must_continue: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.must_continue = must_continue
         self._clock = clock
+        # A browser imports modules without a header of its own.
+        page = Response("text/html; charset=utf-8", _page())
+        self._documents = {"/": page, **editor_documents(LIVE_VIEW)}
         self._lock = threading.Condition()  # guards the attributes up to the empty line
         self._pending: list[RenderRequest] = []
         self._paused = False
@@ -201,7 +208,8 @@ class LiveRun:
             self._run += 1
             self._loss, self._scores = None, {}
             self._marks.clear()
-            self._scene_json = json.dumps(scene_summary(state)).encode()
+            stage = {**scene_summary(state), "path_editor": editor_settings(self.folder)}
+            self._scene_json = json.dumps(stage).encode()
         elif isinstance(event, Stepped):
             self._loss = event.loss if math.isfinite(event.loss) else None
             self._mark(event.step)
@@ -296,9 +304,9 @@ class LiveRun:
     # For the threads of a server.
 
     def __call__(self, request: Request) -> Response | None:
-        """Answer a request; everything but the page is for the page's own script only."""
-        if request.path == "/":
-            return Response("text/html; charset=utf-8", _page()) if request.method == "GET" else READ_ONLY
+        """Answer a request. All but the page and its modules, which are of no run, is for the page's own script only."""
+        if request.path in self._documents:
+            return self._documents[request.path] if request.method == "GET" else READ_ONLY
         if not request.own:
             return None
         match request.method, request.path:

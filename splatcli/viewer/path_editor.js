@@ -1,14 +1,25 @@
-// The camera-path editor on the page of `splat view`: a panel beside SuperSplat's viewer that collects key frames of the
-// view and saves them as a file for `splat render --views`.
+// The camera-path editor: a panel that collects key frames of a view and saves them as a file for `splat render
+// --views`. It belongs to no page: each brings its own view, an object with
 //
-// It stands outside the viewer. start() is given the handle that createViewer() returns, and the viewer's camera
-// manager, which the page adds to it (splatcli/formats/html.py): `camera`, the position, angles and field of view of
-// the next frame; `update`, which the viewer calls before each frame; and `snap()`, which makes the present controls go
-// on from `camera`. The window's `app` alone would not do: what is set there lasts until the next update.
+//   size            [width, height] of the window, pixels
+//   aspect          width by height of images; the editor sets it
+//   current         the key frame {matrix, fov} of the view; fov is vertical, that of images, in degrees
+//   drawn           the same of the picture on the screen, which may be an earlier one
+//   fov             of `current`, to get and to set
+//   distance        to what the view turns about
+//   show(keyframe)  shows a key frame, with its roll, until a hand moves the view; then the view calls onMove()
+//   halt()          ends a movement of the page's own
+//   release()       gives the page its own view and field of view again
+//   redraw()        asks for a picture, since `aspect` has changed
+//   preview(isOn)   says whether the path is played
+//   attach(root, lines)  puts the panel and the canvas under it into the page
+//   keys            {add, play}: the keys of the two, in lower case; `taken` says, for the title of a button, what another
+//                   key does there
+//
+// and calls what the editor sets: onMove(), and onHide(isHidden), when the page's own controls hide or appear.
 
 import {
-    MOST_FRAMES, angleAlong, cameraOf, changed, fileOf, frameCount, frameSize, pathOf, pathThrough, poseOf, shareOf,
-    withSeconds, withTime
+    MOST_FRAMES, changed, fileOf, frameCount, frameSize, pathOf, pathThrough, shareOf, withSeconds, withTime
 } from './camera_path.js';
 
 const FILE = 'camera_path.json';
@@ -18,128 +29,6 @@ const DRAWN = 256;
 const UNDONE = 200;
 //: Least seconds of a transition.
 const LEAST_TIME = 0.001;
-//: What a camera may move without being moved: rounding. Shares of its distance to what it orbits, and degrees.
-const STILL = 1e-4;
-const STILL_ANGLE = 1e-2;
-
-// --- The view ---
-
-// The viewer's camera, read as key frames; and key frames shown in its place.
-class View {
-    // onMove: called when a hand moves the camera off the key frame that is shown.
-    constructor(viewer, turn, onMove) {
-        Object.assign(this, { viewer, turn, onMove });
-        this.manager = viewer.cameraManager();
-        //: Width by height of images.
-        this.aspect = 16 / 9;
-        //: The vertical field of view of images, degrees; null for the viewer's own.
-        this.lens = null;
-        //: The key frame that is shown: exactly, so with its roll, which the viewer's controls do not have.
-        this.shown = null;
-        const { manager } = this;
-        const update = manager.update.bind(manager);
-        manager.update = (...words) => {
-            update(...words);
-            this.replace();
-        };
-        // The viewer has drawn from the camera by now; between frames it is as its controls left it.
-        viewer.app.on('update', () => this.restore());
-    }
-
-    get size() {
-        const { width, height } = this.viewer.app.graphicsDevice;
-        return [width, height];
-    }
-
-    // The key frame that an image of the present view has.
-    get current() {
-        if (this.shown) return { matrix: this.shown.matrix, fov: this.shown.fov };
-        const { position: p, angles: a } = this.manager.camera;
-        return { matrix: poseOf([p.x, p.y, p.z], [a.x, a.y, a.z], this.turn), fov: this.fov };
-    }
-
-    get fov() {
-        const [width, height] = this.size;
-        // The viewer's angle is along the longer side of its window.
-        const own = () => angleAlong(this.manager.camera.fov, Math.max(width, height), frameSize(width, height, this.aspect)[1]);
-        return this.shown?.fov ?? this.lens ?? own();
-    }
-
-    set fov(degrees) {
-        this.lens = degrees;
-        if (this.shown) this.shown.fov = degrees;
-        this.viewer.app.renderNextFrame = true;
-    }
-
-    // Show a key frame until the camera is moved; the controls go on from there, without roll.
-    show({ matrix, fov }) {
-        const { manager } = this;
-        this.halt();
-        const { position, level } = cameraOf(matrix, this.turn);
-        const { camera } = manager;
-        const [before, ahead] = [positionOf(camera), forwardOf(level)];
-        const aim = forwardOf(anglesOf(camera)).map((value, i) => before[i] + camera.distance * value - position[i]);
-        const distance = aim.reduce((sum, value, i) => sum + value * ahead[i], 0);
-        camera.position.set(...position);
-        camera.angles.set(...level);
-        if (distance > 1e-3) camera.distance = distance; // orbit about what is as far as before
-        manager.snap();
-        this.lens = fov;
-        this.shown = { matrix, fov, position, level, least: STILL * camera.distance };
-    }
-
-    // End the viewer's own animation, which moves the camera until a hand does.
-    halt() {
-        if (this.viewer.state.cameraMode === 'anim') this.viewer.events.fire('inputEvent', 'interrupt');
-    }
-
-    release() {
-        this.shown = null;
-        this.lens = null;
-        this.viewer.app.renderNextFrame = true;
-    }
-
-    replace() {
-        const { camera } = this.manager;
-        this.own = { position: positionOf(camera), angles: anglesOf(camera), fov: camera.fov };
-        if (this.shown && this.isMoved()) {
-            this.shown = null;
-            this.onMove();
-        }
-        if (this.shown) {
-            const { position, angles } = cameraOf(this.shown.matrix, this.turn);
-            camera.position.set(...position);
-            camera.angles.set(...angles);
-        }
-        if (this.shown || this.lens !== null) {
-            const [width, height] = this.size;
-            camera.fov = angleAlong(this.fov, frameSize(width, height, this.aspect)[1], Math.max(width, height));
-        }
-    }
-
-    restore() {
-        if (!this.own) return;
-        const { camera } = this.manager;
-        camera.position.set(...this.own.position);
-        camera.angles.set(...this.own.angles);
-        camera.fov = this.own.fov;
-        this.own = null;
-    }
-
-    isMoved() {
-        const { position, level, least } = this.shown;
-        const far = Math.hypot(...position.map((value, i) => value - this.own.position[i]));
-        const turns = level.map((value, i) => Math.abs(((((value - this.own.angles[i]) % 360) + 540) % 360) - 180));
-        return far > least || Math.max(...turns) > STILL_ANGLE;
-    }
-}
-
-const positionOf = ({ position }) => [position.x, position.y, position.z];
-const anglesOf = ({ angles }) => [angles.x, angles.y, angles.z];
-const forwardOf = ([pitch, heading]) => {
-    const [a, b] = [(pitch * Math.PI) / 180, (heading * Math.PI) / 180];
-    return [-Math.sin(b) * Math.cos(a), Math.sin(a), -Math.cos(b) * Math.cos(a)];
-};
 
 // --- The panel ---
 
@@ -160,17 +49,17 @@ const ICONS = {
 
 const MARKUP = `
     <canvas class="splat-path-lines" data-id="lines" aria-hidden="true"></canvas>
-    <button class="open" data-id="open" aria-expanded="false" title="Camera path: key frames for splat render (K adds one)">${ICONS.path}<span>Camera path</span></button>
+    <button class="open" data-id="open" aria-expanded="false" title="Camera path: key frames for splat render">${ICONS.path}<span>Camera path</span></button>
     <section data-id="panel" aria-label="Camera path" hidden>
         <header><h2>${ICONS.path}Camera path</h2>
             <button class="icon" data-id="undo">${ICONS.undo}</button><button class="icon" data-id="redo">${ICONS.redo}</button>
             <button class="icon" data-id="close" title="Close" aria-label="Close">${ICONS.close}</button></header>
         <div class="body">
-            <button class="main" data-id="add" title="Add a key frame at this view (K)">Add key frame <kbd>K</kbd></button>
+            <button class="main" data-id="add" title="Add a key frame at this view">Add key frame <kbd data-id="key"></kbd></button>
             <p class="hint" data-id="hint">Move to a view and add it. Two or more key frames make a video, one makes an image.</p>
             <ol data-id="list"></ol>
             <div class="line" data-id="transport">
-                <button class="icon" data-id="play" title="Preview (P)" aria-label="Preview">${ICONS.play}</button>
+                <button class="icon" data-id="play" aria-label="Preview">${ICONS.play}</button>
                 <input type="range" data-id="frame" min="0" value="0" step="1" aria-label="Frame of the preview" title="Drag to see the view at a time">
                 <output data-id="time"></output>
             </div>
@@ -194,39 +83,33 @@ const MARKUP = `
         <p class="status" data-id="status" role="status"></p>
     </section>`;
 
-// Start the editor of a page's viewer. settings: {turn, model, command}; see splatcli/viewer/path_editor.py.
-export const start = (viewer, settings) => {
+// Open the editor of a view on its page, folded away. settings: {model, command}; see splatcli/viewer/path_editor.py.
+// Return the function that goes over to another model, given its settings.
+export const openEditor = (view, settings) => {
     const style = document.createElement('link');
     style.rel = 'stylesheet';
     style.href = new URL('./path_editor.css', import.meta.url).href;
     document.head.append(style);
-    // Before the scene is there, the viewer has no camera.
-    if (viewer.cameraManager()) open(viewer, settings);
-    else viewer.events.once('firstFrame', () => open(viewer, settings));
-};
-
-const open = (viewer, { turn, model, command }) => {
     const root = document.createElement('div');
     root.className = 'splat-path';
     root.innerHTML = MARKUP;
-    // Inside the viewer's own element, which is what fills the screen when it is made full.
-    const { canvas } = viewer.app.graphicsDevice;
-    canvas.parentElement.append(root);
     const dom = Object.fromEntries([...root.querySelectorAll('[data-id]')].map((element) => [element.dataset.id, element]));
-    canvas.after(dom.lines); // under the viewer's controls
-    const view = new View(viewer, turn, () => {
+    dom.key.textContent = view.keys.add.toUpperCase();
+    view.onMove = () => {
         stop();
         select(null);
-    });
-    const storage = `splat camera path of ${model}`;
-    const portrait = view.size[1] > view.size[0];
-    let path = { keyframes: [], seconds: 4, fps: 30, loop: false, width: portrait ? 720 : 1280, height: portrait ? 1280 : 720 };
+    };
+    view.onHide = (isHidden) => dom.open.classList.toggle('faded', isHidden);
+    view.attach(root, dom.lines);
+    let storage = ''; // the name of the key frames in the browser's storage
+    let command = ''; // that renders the model
+    let path = null;
     let track = null; // the interpolation between the key frames; null where there is none
     let points = []; // along it, to draw
     let selected = null;
     let playing = null;
     let version = 0; // of what is drawn
-    const [done, undone] = [[], []]; // the last change at the end; see remember()
+    let [done, undone] = [[], []]; // the last change at the end; see remember()
     let lens = null; // the field of view before the slider was moved
 
     const say = (text, isError = false) => {
@@ -241,7 +124,7 @@ const open = (viewer, { turn, model, command }) => {
     const remember = (what, before) => {
         done.push({ what, ...before });
         if (done.length > UNDONE) done.shift();
-        undone.length = 0;
+        undone = [];
         showChanges();
     };
 
@@ -274,7 +157,7 @@ const open = (viewer, { turn, model, command }) => {
         track = pathThrough(path);
         points = track && path.keyframes.length > 1
             ? Array.from({ length: DRAWN + 1 }, (_, i) => track.along(i / DRAWN).matrix) : [];
-        viewer.app.renderNextFrame = true;
+        view.redraw();
         version++;
         show();
         try {
@@ -402,12 +285,14 @@ const open = (viewer, { turn, model, command }) => {
         select(null);
         const first = Number(dom.frame.value) < frames() - 1 ? Number(dom.frame.value) : 0;
         playing = { first, since: performance.now() };
+        view.preview(true);
         show();
     };
 
     const stop = () => {
         if (!playing) return;
         playing = null;
+        view.preview(false);
         version++;
         show();
     };
@@ -501,7 +386,8 @@ const open = (viewer, { turn, model, command }) => {
         dom.frame.max = Math.max(0, frames() - 1);
         dom.frame.disabled = dom.play.disabled = !isVideo;
         dom.play.innerHTML = playing ? ICONS.pause : ICONS.play;
-        dom.play.title = playing ? 'Stop the preview (P)' : 'Preview (P)';
+        const keys = [view.keys.play.toUpperCase(), view.keys.taken].filter(Boolean).join('; ');
+        dom.play.title = `${playing ? 'Stop the preview' : 'Preview'} (${keys})`;
         dom.time.textContent = timeText();
         dom.save.disabled = !track;
         dom.next.hidden = !track;
@@ -540,9 +426,9 @@ const open = (viewer, { turn, model, command }) => {
         if (dom.panel.hidden) return;
         requestAnimationFrame(tick);
         if (playing) playOn();
-        const { matrix, fov } = view.current;
-        dom.fov.value = fov;
-        dom.degrees.textContent = `${fov.toFixed(1)}°`;
+        dom.fov.value = view.fov;
+        dom.degrees.textContent = `${view.fov.toFixed(1)}°`;
+        const { matrix, fov } = view.drawn;
         const [width, height] = [dom.lines.clientWidth, dom.lines.clientHeight];
         const state = [version, width, height, fov, ...matrix].join();
         if (state === drawn) return;
@@ -605,7 +491,7 @@ const open = (viewer, { turn, model, command }) => {
         const keys = path.keyframes;
         const steps = keys.slice(1).map((key, i) => Math.hypot(...[3, 7, 11].map((k) => key.matrix[k] - keys[i].matrix[k])));
         const mean = steps.reduce((sum, value) => sum + value, 0) / Math.max(1, steps.length);
-        return mean || view.manager.camera.distance;
+        return mean || view.distance;
     };
 
     // Return the tip and the four corners of a key frame's field of view.
@@ -662,12 +548,14 @@ const open = (viewer, { turn, model, command }) => {
     root.addEventListener('input', (event) => { typed = event.target; });
     root.addEventListener('change', () => { typed = null; });
 
-    // The viewer has 1 2 3 F G H R V W A S D Q E, arrows, space and escape; not K and P, nor any with Ctrl.
-    const shortcuts = { k: add, p: () => !dom.panel.hidden && play() };
+    // No page has keys with Ctrl.
+    const shortcuts = { [view.keys.add]: add, [view.keys.play]: () => !dom.panel.hidden && play() };
     const isField = (element) => element.matches('input, select, textarea');
+    const takesText = (element) => isField(element) && !['range', 'checkbox'].includes(element.type);
     window.addEventListener('keydown', (event) => {
+        if (document.querySelector('dialog[open]')) return; // the page behind it has no keys
         const target = event.composedPath()[0];
-        const isTyped = target instanceof Element && isField(target) && target.type !== 'range' && target.type !== 'checkbox';
+        const isTyped = target instanceof Element && takesText(target);
         const key = /^[\x20-\x7e]$/.test(event.key) ? event.key.toLowerCase() : event.code.replace('Key', '').toLowerCase();
         if (event.ctrlKey !== event.metaKey && !event.altKey && ['z', 'y'].includes(key) && !dom.panel.hidden) {
             if (isTyped && target === typed) return;
@@ -679,27 +567,37 @@ const open = (viewer, { turn, model, command }) => {
         if (event.ctrlKey || event.altKey || event.metaKey || event.repeat || isTyped) return;
         shortcuts[key]?.();
     }, true);
-    // What is typed into the panel is not for the viewer, whose keys work everywhere on the page.
+    // What is typed into the panel is not for the page, whose keys work everywhere on it; but letters are, where nothing
+    // can be typed.
+    const isOwn = ({ target, key }) =>
+        takesText(target) || key === ' ' || key === 'Enter' || (isField(target) && !/^[a-z?]$/i.test(key));
     for (const kind of ['keydown', 'keyup']) {
         root.addEventListener(kind, (event) => {
-            if (isField(event.target) || event.key === ' ' || event.key === 'Enter') event.stopPropagation();
+            if (isOwn(event)) event.stopPropagation();
         });
     }
-    const fade = () => dom.open.classList.toggle('faded', viewer.state.controlsHidden);
-    viewer.events.on('controlsHidden:changed', fade);
-    fade();
 
-    let stored = null;
-    try {
-        stored = localStorage.getItem(storage);
-    } catch {
-        // refused, as above
-    }
-    try {
-        if (stored) path = pathOf(stored, [path.width, path.height]);
-    } catch {
-        // of another version
-    }
-    showChanges();
-    become(path);
+    const goOver = (other) => {
+        ({ command } = other);
+        storage = `splat camera path of ${other.model}`;
+        const portrait = view.size[1] > view.size[0];
+        const [width, height] = portrait ? [720, 1280] : [1280, 720];
+        let next = { keyframes: [], seconds: 4, fps: 30, loop: false, width, height };
+        let stored = null;
+        try {
+            stored = localStorage.getItem(storage);
+        } catch {
+            // refused, as above
+        }
+        try {
+            if (stored) next = pathOf(stored, [width, height]);
+        } catch {
+            // of another version
+        }
+        [done, undone] = [[], []];
+        showChanges();
+        become(next);
+    };
+    goOver(settings);
+    return goOver;
 };

@@ -112,6 +112,9 @@ EDITOR = """(async () => {
     return value;
 })()"""
 
+#: What both pages load for the editor.
+EDITOR_FILES = ("path_editor.js", "camera_path.js", "path_editor.css")
+
 #: Two key frames, by the key and by the button, with a movement between them.
 ADD_TWO = """
     check(part('panel').hidden, 'folded away');
@@ -365,7 +368,7 @@ def hand_at_editor(run: Path, steps: str, picture: Path, *, flags: str = "webgl"
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         seen = look_at(f"{url}?{flags}", picture, SIZE, ready=EDITOR.replace("STEPS", steps))
-    names = ["", "scene.ply", "path_editor.js", "camera_path.js", "path_editor.css"]
+    names = ["", "scene.ply", "supersplat_view.js", *EDITOR_FILES]
     assert {request.split("?")[0] for request in seen.requests} == {f"{url}{name}" for name in names}
     assert seen.errors == [], "also of the content security policy"
     assert "error" not in seen.value, seen.value["error"]
@@ -441,7 +444,8 @@ def test_the_viewer_of_a_run_shows_the_state_in_the_making(run: Path, tmp_path: 
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert seen.errors == hands.errors == []
-    assert {request.split("?")[0] for request in seen.requests} == {url, f"{url}stage", f"{url}picture"}
+    names = ["", "stage", "picture", "live_view.js", *EDITOR_FILES]
+    assert {request.split("?")[0] for request in seen.requests} == {f"{url}{name}" for name in names}
     checkpoint = load_checkpoint(Path(json.loads(out.splitlines()[-1])["path"]))
     camera = checkpoint.cameras[checkpoint.train[0]]
     assert psnr(seen.pixels, flushed(checkpoint), camera, RenderSettings.trained(checkpoint)) > 41
