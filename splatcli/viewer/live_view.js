@@ -1,4 +1,5 @@
-// The view of the camera-path editor on the page of `splat train --viewer` (live.html), whose pictures the server renders.
+// The view of the camera-path editor on the page of `splat train --viewer` (live.html), whose pictures the server
+// renders.
 //
 // The page hands over
 //   size       [width, height] of its window, pixels

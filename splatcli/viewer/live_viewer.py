@@ -41,7 +41,7 @@ from splatcli.viewer.http_server import READ_ONLY, Request, Response
 from splatcli.viewer.path_editor import LIVE_VIEW, editor_documents, editor_settings
 
 #: Limits of a request: image sides in pixels, and fields of view in degrees.
-_SIDES, _FIELDS = (16, 2048), (2.0, 150.0)
+_SIDES, _FIELDS = (16, 2048), (0.1, 175.0)
 #: Limit of the numbers of a pose; their squares are finite.
 _FARTHEST = 1e12
 #: Number of cameras of the run that the page shows, evenly spaced; more are slow and hide the scene.
@@ -304,7 +304,7 @@ class LiveRun:
     # For the threads of a server.
 
     def __call__(self, request: Request) -> Response | None:
-        """Answer a request. All but the page and its modules, which are of no run, is for the page's own script only."""
+        """Answer a request. All but the page and its modules, which know no run, is for the page's own script only."""
         if request.path in self._documents:
             return self._documents[request.path] if request.method == "GET" else READ_ONLY
         if not request.own:

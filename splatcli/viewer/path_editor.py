@@ -1,8 +1,8 @@
 """The camera-path editor of the viewers: key frames of the view, saved as a camera path.
 
-``path_editor.js`` has the panel and the keys, ``camera_path.js`` the interpolation and the file. Each page imports its own
-view, which the editor reads and moves: ``supersplat_view.js`` on the page of ``splat view``, ``live_view.js`` on that of a
-run. Nothing is sent back to the server: the browser saves the file.
+``path_editor.js`` has the panel and the keys, ``camera_path.js`` the interpolation and the file. Each page imports its
+own view, which the editor reads and moves: ``supersplat_view.js`` on the page of ``splat view``, ``live_view.js`` on
+that of a run. Nothing is sent back to the server: the browser saves the file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def editor_module(model: Path, flags: Sequence[str] = ()) -> PageModule:
 
 
 def editor_settings(model: Path, flags: Sequence[str] = ()) -> dict[str, str]:
-    """Return what the editor of a page is told.
+    """Return the settings of the editor on a page.
 
     model: as a command names it. flags: of the command that reads it. A browser keeps key frames for each model; by a
     digest, since the page may be served to others, whom the folders of this machine do not concern.

@@ -57,7 +57,7 @@ HANDS_WORK = """(() => {
 
 #: A hand at the camera-path editor: what the steps below call. One run a page; then the steps' value, without controls.
 EDITOR = """(async () => {
-    if (!window.isDrawn || !document.querySelector('.splat-path')) return false;
+    if (!(READY) || !document.querySelector('.splat-path')) return false;
     const part = (name) => document.querySelector(`[data-id=${name}]`);
     const rows = () => [...document.querySelectorAll('.splat-path li')];
     const press = (key, target = document.body, more = {}) => {
@@ -280,6 +280,111 @@ LOAD_AND_EDIT = """
     return { file: await saved() };
 """
 
+#: The editor on the page of a paused run, which it would resume if a key of the editor were a key of the page. At last
+#: the picture is that of the second key frame. GOOD: a file.
+LIVE_EDITOR = """
+    const posts = [];
+    const ask = window.fetch;
+    window.fetch = (path, more) => {
+        if (more?.method !== 'POST') return ask(path, more);
+        posts.push(path);
+        return Promise.resolve(new Response());
+    };
+    const kind = document.getElementById('kind');
+    const name = () => Object.keys(localStorage).find((key) => key.includes('camera path'));
+    const stored = () => JSON.parse(localStorage.getItem(name())).keyframes.map((key) => JSON.stringify(key));
+    const isPlaying = () => part('play').title.startsWith('Stop');
+    const press = (key, target = document.body, more = {}) => {
+        const code = /\\d/.test(key) ? `Digit${key}` : `Key${key.toUpperCase()}`;
+        target.dispatchEvent(new KeyboardEvent('keydown', { key, code, bubbles: true, ...more }));
+        target.dispatchEvent(new KeyboardEvent('keyup', { key, code, bubbles: true, ...more }));
+    };
+    const drawn = () => shown.full && shown.camera.eye === camera.eye && shown.camera.axes === camera.axes
+        && shown.camera.half === half();
+    check(part('panel').hidden, 'folded away');
+    const own = half();
+    choose(GOOD, 'good.json');
+    await until(() => rows().length === 2);
+    part('open').click();
+    press('k');
+    check(rows().length === 3 && kind.value === 'rgb', 'the key adds one');
+    press('z', document.body, { ctrlKey: true });
+    check(rows().length === 2 && posts.length === 0, 'undone');
+    press('Z', document.body, { ctrlKey: true, shiftKey: true });
+    check(rows().length === 3, 'redone');
+    rows()[2].querySelector('[title="Delete"]').click();
+    check(rows().length === 2 && part('status').textContent === 'Key frame 3 deleted.', 'deleted');
+    press('p');
+    check(posts.length === 1 && !isPlaying(), 'P is of the page');
+    check(part('play').title === 'Preview (V; P pauses training)', 'and the button says so');
+    press('p', part('frame'));
+    check(posts.length === 2 && !isPlaying(), 'also from a slider');
+    for (const key of ['2', 'c', 'k', 'v', 'p']) press(key, part('seconds'));
+    check(kind.value === 'rgb' && document.getElementById('cameras').checked, 'what is typed is not for the page');
+    check(rows().length === 2 && !isPlaying(), 'nor for the editor');
+    press('2');
+    check(kind.value === 'depth', 'a key of the page');
+    press('1');
+    press('?');
+    press('k', document.getElementById('keys'));
+    check(document.getElementById('keys').open && rows().length === 2, 'no keys behind a dialog');
+    document.getElementById('keys').close();
+    press('h');
+    check(part('open').classList.contains('faded'), 'the button hides with the panel of the page');
+    press('h');
+    check(!part('open').classList.contains('faded'), 'and appears with it');
+    const poses = new Set();
+    press('v');
+    check(isPlaying() && posts.length === 2, 'the preview');
+    await until(() => poses.add(shown.view).size > 3);
+    const at = Number(part('frame').value);
+    await until(() => Number(part('frame').value) > at);
+    const turn = { deltaY: -100, bubbles: true, cancelable: true };
+    document.getElementById('lines').dispatchEvent(new WheelEvent('wheel', turn));
+    check(!isPlaying(), 'a hand ends it');
+    const other = { model: 'other', command: 'splat render other' };
+    editor.goOver(other);
+    check(rows().length === 0 && part('undo').disabled, 'another run has key frames of its own');
+    press('k');
+    check(part('command').textContent.startsWith('splat render other --views'), 'and its command');
+    editor.goOver(stage.path_editor);
+    check(rows().length === 2, 'each has its own');
+    localStorage.removeItem('splat camera path of other');
+    part('close').click();
+    check(Math.abs(half() - own) < 1e-12, 'the field of view of the page again');
+    part('open').click();
+    rows()[1].querySelector('.go').click();
+    check(rows()[1].classList.contains('selected'), 'it is shown');
+    press('k');
+    check(stored()[2] === stored()[1], 'to the last digit');
+    press('z', document.body, { ctrlKey: true });
+    rows()[1].querySelector('.go').click();
+    await until(drawn);
+    await frames(3);
+    return { file: await saved(), command: part('command').textContent };
+"""
+
+#: Whether no panel of the page of a run covers another, or leaves the window.
+PANELS_ARE_APART = """
+    part('open').click();
+    press('k');
+    press('k');
+    document.getElementById('options').open = true;
+    await frames(5);
+    const boxes = [document.getElementById('panel'), part('panel')].map((element) => element.getBoundingClientRect());
+    for (const { left, right, top, bottom } of boxes) {
+        check(left >= 0 && top >= 0 && right <= innerWidth && bottom <= innerHeight, 'inside the window');
+        check(right - left > 200 && bottom - top > 60, 'large enough');
+    }
+    const [one, other] = boxes;
+    check(one.right <= other.left || one.bottom <= other.top, `apart: ${JSON.stringify(boxes)}`);
+    part('close').click();
+    const open = part('open').getBoundingClientRect();
+    const own = document.getElementById('panel').getBoundingClientRect();
+    check(own.right <= open.left || own.bottom <= open.top, `apart: ${JSON.stringify([own, open])}`);
+    return {};
+"""
+
 #: Nothing is learnt and nothing is pruned.
 INIT = ("--sh-degree", "3", "--set", "schedule.refine_start=100000", "--init")
 
@@ -359,6 +464,11 @@ def test_splat_view_shows_the_first_camera_upright(run: Path, tmp_path: Path) ->
     assert psnr(seen.pixels, flushed(checkpoint), checkpoint.cameras[0], RenderSettings()) > 33
 
 
+def editor_steps(steps: str, ready: str) -> str:
+    """The expression that takes the steps once the page is ready."""
+    return EDITOR.replace("STEPS", steps).replace("READY", ready)
+
+
 def hand_at_editor(run: Path, steps: str, picture: Path, *, flags: str = "webgl") -> Look:
     """Take the steps in the page of a run; the page's picture afterwards, and the value of the steps.
 
@@ -367,7 +477,7 @@ def hand_at_editor(run: Path, steps: str, picture: Path, *, flags: str = "webgl"
     with running("view", run, "--port", 0, "--no-open") as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
-        seen = look_at(f"{url}?{flags}", picture, SIZE, ready=EDITOR.replace("STEPS", steps))
+        seen = look_at(f"{url}?{flags}", picture, SIZE, ready=editor_steps(steps, "window.isDrawn"))
     names = ["", "scene.ply", "supersplat_view.js", *EDITOR_FILES]
     assert {request.split("?")[0] for request in seen.requests} == {f"{url}{name}" for name in names}
     assert seen.errors == [], "also of the content security policy"
@@ -375,11 +485,11 @@ def hand_at_editor(run: Path, steps: str, picture: Path, *, flags: str = "webgl"
     return seen
 
 
-def rendered(run: Path, views: Path) -> list[NDArray[np.uint8]]:
-    """The frames that ``splat render`` makes of a camera path; of the model's file, as the run has learnt no SH yet."""
+def rendered(model: Path, views: Path) -> list[NDArray[np.uint8]]:
+    """The frames that ``splat render`` makes of a camera path."""
     words = [
         "render",
-        run.parent / "model.ply",
+        model,
         "--views",
         views,
         "-o",
@@ -407,7 +517,7 @@ def test_key_frames_of_the_page_render_as_they_are_seen(run: Path, tmp_path: Pat
     assert np.linalg.norm(last.center - first.center) > 0.1
     for camera, key in zip((first, last), document["keyframes"], strict=True):
         assert np.allclose(np.linalg.inv(camera.viewmat) @ FLIP, np.reshape(key["matrix"], (4, 4)), atol=1e-9)
-    frames = rendered(run, path)
+    frames = rendered(run.parent / "model.ply", path)  # the run has learnt no SH yet
     assert len(frames) == 2
     assert decibels(seen.pixels, frames[1]) > 33
     assert decibels(seen.pixels, frames[0]) < 25, "the view has moved"
@@ -426,7 +536,7 @@ def test_a_camera_path_is_loaded_edited_and_played(run: Path, tmp_path: Path) ->
     assert [key["matrix"] for key in document["keyframes"]] == [key["matrix"] for key in keys]
     path = tmp_path / "camera_path.json"
     path.write_text(json.dumps({**document, "keyframes": document["keyframes"][2:]}))
-    (frame,) = rendered(run, path)
+    (frame,) = rendered(run.parent / "model.ply", path)
     assert decibels(seen.pixels, frame) > 33
 
 
@@ -449,3 +559,46 @@ def test_the_viewer_of_a_run_shows_the_state_in_the_making(run: Path, tmp_path: 
     checkpoint = load_checkpoint(Path(json.loads(out.splitlines()[-1])["path"]))
     camera = checkpoint.cameras[checkpoint.train[0]]
     assert psnr(seen.pixels, flushed(checkpoint), camera, RenderSettings.trained(checkpoint)) > 41
+
+
+def test_key_frames_of_a_run_render_as_they_are_seen_while_it_trains(run: Path, tmp_path: Path) -> None:
+    """42.3 dB were measured at the second key frame, which has a roll and a field of view of its own."""
+    cameras = load_checkpoint(run / "ckpts" / "ckpt_000001.pt").cameras[:2]
+    poses = [np.linalg.inv(camera.viewmat) @ FLIP for camera in cameras]
+    poses[1][:3, :3] @= Rotation.from_euler("z", 35, degrees=True).as_matrix()
+    keys = [{"matrix": pose.ravel().tolist(), "fov": fov} for pose, fov in zip(poses, (40, 50), strict=True)]
+    size = {"render_width": SIZE[0], "render_height": SIZE[1]}
+    good = json.dumps({"keyframes": keys, "seconds": 60, "fps": 10, **size})
+    steps = LIVE_EDITOR.replace("GOOD", json.dumps(good))
+    drawn = "document.body.dataset.step"
+    folder = tmp_path / "run"
+    words = ["-o", folder, "--json", "--viewer-port", 0, *INIT, run.parent / "model.ply"]
+    with running("train", run.parent / "scene", *words) as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+
+        def wait_for_save() -> None:
+            assert process.stdout is not None
+            next(line for line in process.stdout if json.loads(line)["event"] == "saved")
+
+        wait_for_save()
+        with paused(url):
+            process.send_signal(signal.SIGUSR1)
+            wait_for_save()
+            picture = {"ready": editor_steps(steps, drawn), "element": "#picture"}
+            seen = look_at(url, tmp_path / "live.png", SIZE, **picture)
+            others = [
+                look_at(url, tmp_path / "panels.png", window, ready=editor_steps(PANELS_ARE_APART, drawn))
+                for window in ((1280, 800), (390, 844))
+            ]
+            for look in (seen, *others):
+                assert look.errors == []
+                assert "error" not in look.value, look.value["error"]
+            document = json.loads(seen.value["file"])
+            path = tmp_path / "camera_path.json"
+            path.write_text(json.dumps({**document, "keyframes": document["keyframes"][1:]}))
+            (frame,) = rendered(folder, path)
+            assert process.poll() is None, "the run goes on"
+    assert seen.value["command"] == f"splat render {folder} --views camera_path.json -o path.mp4"
+    assert [key["matrix"] for key in document["keyframes"]] == [key["matrix"] for key in keys]
+    assert decibels(seen.pixels, frame) > 41

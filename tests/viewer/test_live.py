@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from importlib.resources import files
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 from xml.etree import ElementTree
@@ -30,6 +32,7 @@ from splatcli.train.trainer import Trainer
 from splatcli.viewer import live_viewer as module
 from splatcli.viewer.http_server import Request, Response
 from splatcli.viewer.live_viewer import LiveRun, RenderRequest, StateRenderer, parse_render_request, scene_summary
+from splatcli.viewer.path_editor import editor_settings
 from tests.native.cases import NEEDS_COMPILER
 from tests.train.test_async_engines import AsyncPlainEngine
 from tests.train.test_trainer import digest
@@ -239,7 +242,7 @@ def test_the_page_has_an_icon_of_its_own_and_names_its_keys(run: LiveRun) -> Non
     assert page.count('rel="icon"') == 1
     assert ICON in page
     ElementTree.fromstring(unquote(ICON.partition("data:image/svg+xml,")[2].removesuffix('">')))
-    for key in "WASDQEFCPH?":
+    for key in "WASDQEFCPHKV?":
         assert f"<kbd>{key}</kbd>" in page, key
 
 
@@ -413,6 +416,18 @@ def test_other_pages_and_other_paths_get_nothing(run: LiveRun) -> None:
     assert not run._paused
 
 
+def test_the_modules_of_the_page_are_read_without_a_header_which_imports_do_not_send(run: LiveRun) -> None:
+    """They are of no run: the folder is in the stage, which other pages do not get."""
+    for name in ("live_view.js", "path_editor.js", "camera_path.js", "path_editor.css"):
+        answer = run(Request("GET", f"/{name}", {}, own=False))
+        assert answer is not None
+        assert answer.content == (files("splatcli.viewer") / name).read_bytes()
+        assert answer.kind.startswith("text/css" if name.endswith("css") else "text/javascript")
+        assert getattr(run(Request("POST", f"/{name}", {}, own=True)), "status", None) == 405
+    for name in ("supersplat_view.js", "live_viewer.py", "path_editor.py"):
+        assert run(Request("GET", f"/{name}", {}, own=True)) is None
+
+
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
@@ -420,7 +435,7 @@ def test_other_pages_and_other_paths_get_nothing(run: LiveRun) -> None:
         ({"height": 0}, "48x0"),
         ({"height": "9" * 5000}, "digits"),
         ({"width": "1.5"}, "1.5"),
-        ({"fov": 0}, "0.0 is not from 2 to 150"),
+        ({"fov": 0}, "0.0 is not from 0.1 to 175"),
         ({"fov": "nan"}, "nan is not"),
         ({"pose": "1,2"}, "12 finite numbers"),
         ({"pose": ",".join(["nan"] * 12)}, "12 finite numbers"),
@@ -437,6 +452,15 @@ def test_invalid_views_are_refused(run: LiveRun, changes: dict[str, object], fou
     assert found in answer.content.decode()
 
 
+def test_a_wide_image_fills_a_narrow_window() -> None:
+    """A camera path of 16:9 and 100 degrees, in the window of a phone."""
+    height = 390 * 9 / 16
+    fov = math.degrees(2 * math.atan(math.tan(math.radians(50)) * 844 / height))
+    assert fov > 150
+    camera = parse_render_request(image_request(width=390, height=844, fov=fov)).camera
+    assert camera.fy == camera.fx == pytest.approx(height / 2 / math.tan(math.radians(50)))
+
+
 def test_a_missing_parameter_is_named(run: LiveRun) -> None:
     answer = run(Request("GET", "/picture", {}, own=True))
     assert answer is not None
@@ -446,10 +470,13 @@ def test_a_missing_parameter_is_named(run: LiveRun) -> None:
 def test_the_stage_has_the_cameras_and_what_is_up(run: LiveRun, state: TrainState) -> None:
     before = run(Request("GET", "/stage", {}, own=True))
     assert getattr(before, "status", None) == 204
+    run.folder = Path("some folder/run")
     run.report(Started(0, 12, 20, 5, 1, "cpu"), state)
     answer = run(Request("GET", "/stage", {}, own=True))
     assert answer is not None
     stage = json.loads(answer.content)
+    assert stage["path_editor"] == editor_settings(run.folder)
+    assert stage["path_editor"]["command"] == "splat render 'some folder/run'"
     assert stage["up"] == pytest.approx([0, -1, 0])
     assert stage["distance"] == pytest.approx(3, abs=0.5)
     assert [camera["name"] for camera in stage["cameras"] if camera["held_out"]] == ["view_00.png", "view_05.png"]
