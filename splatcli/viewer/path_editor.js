@@ -49,7 +49,7 @@ const ICONS = {
 
 const MARKUP = `
     <canvas class="splat-path-lines" data-id="lines" aria-hidden="true"></canvas>
-    <button class="open" data-id="open" aria-expanded="false" title="Camera path: key frames for splat render">${ICONS.path}<span>Camera path</span></button>
+    <button class="open" data-id="open" aria-expanded="false">${ICONS.path}<span>Camera path</span></button>
     <section data-id="panel" aria-label="Camera path" hidden>
         <header><h2>${ICONS.path}Camera path</h2>
             <button class="icon" data-id="undo">${ICONS.undo}</button><button class="icon" data-id="redo">${ICONS.redo}</button>
@@ -95,6 +95,7 @@ export const openEditor = (view, settings) => {
     root.innerHTML = MARKUP;
     const dom = Object.fromEntries([...root.querySelectorAll('[data-id]')].map((element) => [element.dataset.id, element]));
     dom.key.textContent = view.keys.add.toUpperCase();
+    dom.open.title = `Camera path: key frames for splat render (${dom.key.textContent} adds one)`;
     view.onMove = () => {
         stop();
         select(null);
