@@ -37,6 +37,10 @@ pytestmark = pytest.mark.slow
 
 SIZE = (480, 360)
 
+#: The page of a run has an image, and its editor of camera paths has come last.
+LIVE_IS_WHOLE = """document.body.dataset.step
+    && [...document.styleSheets].some(({ href }) => href?.endsWith('/path_editor.css'))"""
+
 #: Presses keys in the page of a run until both have had their effect, and drags, which the browser ends once.
 HANDS_WORK = """(() => {
     const event = (key, code) => new KeyboardEvent('keydown', { key, code, bubbles: true });
@@ -548,7 +552,7 @@ def test_the_viewer_of_a_run_shows_the_state_in_the_making(run: Path, tmp_path: 
         url = json.loads(process.stdout.readline())["url"]
         next(line for line in process.stdout if json.loads(line)["event"] == "saved")
         with paused(url):
-            seen = look_at(url, tmp_path / "live.png", SIZE, ready="document.body.dataset.step", element="#picture")
+            seen = look_at(url, tmp_path / "live.png", SIZE, ready=LIVE_IS_WHOLE, element="#picture")
             hands = look_at(url, tmp_path / "hands.png", SIZE, ready=HANDS_WORK)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
