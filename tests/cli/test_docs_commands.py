@@ -52,6 +52,7 @@ ELSEWHERE = {
     r"--max-time": "tests/cli/test_max_time.py",
     r"--lpips": "tests/render/test_perceptual.py",
     r"walk\.mp4": "tests/cli/test_guides.py",
+    r"^splat (sfm|train) clips/$": "tests/sfm/test_gaps.py",
     r"^splat sfm (images|photos)/( -o scene/.*)?$|^splat train images/$": "tests/sfm/test_commands.py",
     r"^splat bench scene/ --setting": "tests/bench/test_bench.py",
     r"--gcp": "tests/sfm/test_control_points.py",

@@ -19,6 +19,7 @@ from splatcli.sfm.job import Job
 from splatcli.sfm.mapping import centers_of
 from splatcli.sfm.options import SfmOptions
 from splatcli.sfm.report import lines
+from tests.native.cases import NEEDS_COMPILER
 from tests.sfm import corner
 
 #: The pose of each frame: slow, 60 degrees within six frames, slow. Of any three frames one is chosen.
@@ -104,6 +105,20 @@ def test_gaps_of_several_videos_are_filled_from_their_own(tmp_path: Path, monkey
     in_first = [int(path.stem.removeprefix("frame_")) for path in there if path.parent.name == "a"]
     assert set(in_first) & set(PAN)
     assert sum(video["frames"] for video in facts["videos"]) == len(there) == facts["total"]
+
+
+@NEEDS_COMPILER
+@pipes_stay_open
+def test_a_folder_of_videos_is_trained_on(tmp_path: Path, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clips").mkdir()
+    for name, poses in (("a.mp4", (0, 1, 2)), ("b.mov", (3, 4, 5))):
+        made = pictures(poses)
+        write_video(tmp_path / "clips" / name, [made[pose] for pose in poses])
+    words = ["-n", "2", "--sh-degree", "0", "--device", "cpu", "-r", "2", "--json"]
+    assert run(["train", "clips", "-o", "run", *words]) == 0
+    assert json.loads(capfd.readouterr().out.splitlines()[-1])["reason"] == "finished"
+    assert sorted(path.name for path in Path("clips-sfm/images").iterdir()) == ["a", "b"]
 
 
 @pipes_stay_open
