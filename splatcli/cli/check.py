@@ -33,6 +33,9 @@ _STATES = {
 }
 
 
+_EXISTS = options.Exists("this path does not exist", "name a run folder, a checkpoint or a PLY")
+
+
 @dataclass(frozen=True)
 class CheckArguments:
     """The arguments and options of ``splat check``."""
@@ -45,6 +48,7 @@ class CheckArguments:
             "it: the path from a pipe, else the newest run under output/.",
             show_default=False,
         ),
+        _EXISTS,
     ] = None
     lenient: options.Lenient = False
     json: options.Json = False
@@ -94,8 +98,7 @@ def _check(given: Path | None, lenient: bool) -> tuple[Path, list[Finding]]:
 
     path = named_path(given)
     with os_errors(UnreadableError, path):
-        if not path.exists():
-            raise UsageError("this path does not exist", where=path, remedy="name a run folder, a checkpoint or a PLY")
+        _EXISTS.check(path)
         if path.is_dir():
             blocks = sorted(folder_of(path, 0).parent.glob("*/ckpts")) if (path / RECORD).is_file() else []
             foreign = newest_foreign(path)

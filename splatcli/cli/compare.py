@@ -41,6 +41,7 @@ class CompareArguments:
             "it: the path from a pipe, else the newest run under output/.",
             show_default=False,
         ),
+        options.MODEL_EXISTS,
     ] = None
     other: Annotated[
         Path | None,
@@ -49,6 +50,7 @@ class CompareArguments:
             help="Another such model; or a scene, with whose photos A is compared.  [default: the scene of A]",
             show_default=False,
         ),
+        options.MODEL_EXISTS,
     ] = None
     output: Annotated[
         Path | None,

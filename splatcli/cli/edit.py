@@ -48,6 +48,7 @@ class EditArguments:
             "output/.",
             show_default=False,
         ),
+        options.MODEL_EXISTS,
     ] = None
     output: Annotated[
         Path | None,
@@ -193,6 +194,7 @@ class EditArguments:
             help="Folder of the scene, where it has moved since training. For a file of splats, the scene that it was "
             "trained on: its cameras and photos serve --clean, --simplify, --level and --align-to.",
         ),
+        options.SCENE_EXISTS,
     ] = None
     allow_older: options.AllowOlder = False
     json: options.Json = False

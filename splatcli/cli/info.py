@@ -33,6 +33,7 @@ class InfoArguments:
             "Without it: the path from a pipe, else the newest run under output/.",
             show_default=False,
         ),
+        options.Exists("this path does not exist", "name a checkpoint, PLY, run folder or scene"),
     ] = None
     plot: Annotated[
         Path | None,
@@ -74,10 +75,6 @@ def info(args: InfoArguments) -> int:
     if args.plot is not None:
         check_file_place(args.plot)
     with open_output(json=args.json, quiet=args.quiet) as out:
-        if args.path is not None and not args.path.exists():
-            raise UsageError(
-                "this path does not exist", where=args.path, remedy="name a checkpoint, PLY, run folder or scene"
-            )
         if args.path is not None and args.path.is_dir() and not is_run_folder(args.path):
             bare = _has_no_cameras(args.path, args.settings)
             if args.plot is not None and bare:

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from splatcli.cli.options import MODEL_EXISTS, MODEL_HINT
 from splatcli.errors import ModelFileError, OlderModelError, UnreadableError, UsageError, os_errors
 from splatcli.output import OUTPUT
 
@@ -31,7 +32,6 @@ _LONGEST = 4096
 _INSPECTED, _SHOWN = 1000, 3
 #: Suffixes of files that hold nothing but splats; a GLB may be a mesh, and a PLY anything.
 _SPLATS = (".ksplat", ".sog", ".splat", ".spz")
-_HINT = "name a checkpoint, a file of splats (a PLY, for one) or a run folder"
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ def find_model(given: Path | None, *, out: Output | None = None, allow_older: bo
     with os_errors(UnreadableError, path):
         if path.is_dir():
             return _newest_in(path, out, allow_older)
-        if not path.exists():
-            raise UsageError("there is no such model", where=path, remedy=_HINT)
+        MODEL_EXISTS.check(path)
     return path
 
 
@@ -202,18 +201,20 @@ def _piped_path() -> Path | None:
         is_text = is_text and not _CONTROL.search(line)
         text = os.fsdecode(line) or text  # spaces are part of a path
     if not text:
-        raise UsageError("no path came through the pipe", where="stdin", remedy=f"{_HINT}, or see why nothing was sent")
+        raise UsageError(
+            "no path came through the pipe", where="stdin", remedy=f"{MODEL_HINT}, or see why nothing was sent"
+        )
     if not is_text or (len(text) > _LONGEST and not text.startswith("{")):
         raise UsageError(
             "a file came through the pipe, not the path of one",
             where="stdin",
-            remedy=f"{_HINT}; write it with -o first",
+            remedy=f"{MODEL_HINT}; write it with -o first",
         )
     if text.startswith("{"):
         try:
             text = str(json.loads(text)["path"])
         except (ValueError, KeyError):
-            raise UsageError("the last line is JSON without a path", where="stdin", remedy=_HINT) from None
+            raise UsageError("the last line is JSON without a path", where="stdin", remedy=MODEL_HINT) from None
     return Path(text)
 
 
@@ -222,7 +223,7 @@ def _newest_run() -> Path:
 
     run = newest_run(OUTPUT)
     if run is None:
-        raise UsageError(f"no model is named and there is no run under {OUTPUT}/", remedy=_HINT)
+        raise UsageError(f"no model is named and there is no run under {OUTPUT}/", remedy=MODEL_HINT)
     return run
 
 
@@ -235,7 +236,7 @@ def _newest_in(folder: Path, out: Output | None, allow_older: bool | None) -> Pa
         found = newest_checkpoint(folder.parent, out=out, allow_older=allow_older)
     if found is None:
         below = models_below(folder)
-        raise UsageError("this folder holds no run", where=folder, remedy=f"name {below}" if below else _HINT)
+        raise UsageError("this folder holds no run", where=folder, remedy=f"name {below}" if below else MODEL_HINT)
     return found
 
 

@@ -7,6 +7,7 @@ splatcli/config/settings.py declares beside the settings. ``__post_init__`` refu
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import types
@@ -21,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from splatcli.cli.console import announce
 from splatcli.cli.help import Records, folded, in_order, write_panels
-from splatcli.errors import UsageError
+from splatcli.errors import SceneError, SplatError, UsageError
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.imported import ImportOptions
@@ -174,6 +175,7 @@ def _parse_with(function: Callable[[Any], int]) -> tuple[list[Any], Callable[...
 
     def call(**given: Any) -> int:
         arguments = _build(options_class, given)
+        _check_paths(options_class, given)
         if not arguments.quiet and function.__name__ != "docs":  # which loads none
             name = function.__name__ if function.__name__ != "evaluate" else "eval"
             announce(f"splat {name}: loading libraries")
@@ -215,6 +217,31 @@ def _fields(options_class: Any) -> Iterator[tuple[dataclasses.Field[Any], Any, S
         hint = hints[one.name]
         flags = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, SettingFlags)]
         yield one, hint, flags[0] if flags else None
+
+
+@dataclass(frozen=True)
+class Exists:
+    """What is said, before any library is loaded, where a path that a command reads is not there."""
+
+    what: str
+    remedy: str
+    error: type[SplatError] = UsageError
+
+    def check(self, path: Path) -> None:
+        """Raise ``error`` for a path that is not there, OSError where the system does not let us look."""
+        if not path.exists():
+            raise self.error(self.what, where=path, remedy=self.remedy)
+
+
+def _check_paths(options_class: Any, given: Mapping[str, Any]) -> None:
+    """Check the paths of all fields that are declared with Exists."""
+    for one, hint, _ in _fields(options_class):
+        for rule in getattr(hint, "__metadata__", ()):
+            if isinstance(rule, Exists) and given[one.name] is not None:
+                paths = given[one.name] if isinstance(given[one.name], list) else [given[one.name]]
+                for path in paths:
+                    with contextlib.suppress(OSError):  # which the command reports when it reads
+                        rule.check(path)
 
 
 def _parameters(options_class: Any) -> Iterator[inspect.Parameter]:
@@ -325,6 +352,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per li
 
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors on stderr.")]
 
+MODEL_HINT = "name a checkpoint, a file of splats (a PLY, for one) or a run folder"
+
+MODEL_EXISTS = Exists("there is no such model", MODEL_HINT)
+
+#: As scene/read.py says it.
+SCENE_EXISTS = Exists("no such folder", "name the folder that holds the images and cameras", SceneError)
+
 Model = Annotated[
     Path | None,
     typer.Argument(
@@ -333,6 +367,7 @@ Model = Annotated[
         "the path from a pipe, else the newest run under output/.",
         show_default=False,
     ),
+    MODEL_EXISTS,
 ]
 
 StopAt = Annotated[
@@ -356,6 +391,7 @@ Assignments = Annotated[
 Data = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="Folder of the scene, where it has moved since training."),
+    SCENE_EXISTS,
 ]
 
 AllowOlder = Annotated[

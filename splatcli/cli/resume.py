@@ -23,6 +23,7 @@ class ResumeArguments:
             help="Checkpoint or run folder. Without it: the path from a pipe, else the newest run under output/.",
             show_default=False,
         ),
+        options.MODEL_EXISTS,
     ] = None
     stop_at: options.StopAt = None
     data: options.Data = None

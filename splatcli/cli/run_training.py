@@ -21,7 +21,7 @@ from splatcli.cli.process import ECHO, Requests, exit_code
 from splatcli.cli.ranks import check_sharded
 from splatcli.cli.run_summary import summary
 from splatcli.cli.sfm import lacks_cameras, scene_with_cameras, scene_with_points
-from splatcli.cli.time_budget import TimeBudget
+from splatcli.cli.time_budget import LongRunNote, TimeBudget
 from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UnreadableError, UsageError, os_errors
 from splatcli.output import free_folder
 
@@ -181,7 +181,9 @@ def start_training(
                 )
             run_dir.write_config(trainer.state.config)
             del start  # the model that it was given takes memory
-            return run_trainer(trainer, run.stop_at, requests, live, out, budget=budget)
+            is_chosen = budget is not None or "train.iterations" in run.given or run.stop_at is not None
+            hint = None if is_chosen or trainer.state.gaussians.device.type != "cpu" else LongRunNote(trainer, out)
+            return run_trainer(trainer, run.stop_at, requests, live, out, budget=budget, hint=hint)
 
 
 def _read_start(run: NewRun, *, place: Path, device: str, group: ProcessGroup | None, out: Output) -> _Start:
@@ -545,6 +547,7 @@ def run_trainer(
     out: Output,
     *,
     budget: TimeBudget | None = None,
+    hint: LongRunNote | None = None,
 ) -> int:
     """Run the trainer and report its events; return the exit code.
 
@@ -570,6 +573,8 @@ def run_trainer(
                     trainer.run_dir.keep()
                     if budget is not None:
                         budget.update(trainer)
+                    if hint is not None:
+                        hint.update(event.step)
                 elif isinstance(event, RolledBack):
                     rollbacks += 1
                 elif isinstance(event, Evaluated):

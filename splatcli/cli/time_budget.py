@@ -1,4 +1,4 @@
-"""--max-time: chooses the numbers of steps and Gaussians that fit a given time, and corrects them during the run.
+"""Time of a run. --max-time chooses the numbers of steps and Gaussians that fit, and corrects them during the run.
 
 The time includes the start of the interpreter and of the libraries.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from splatcli.cli.console import Output
+from splatcli.cli.console import Output, format_time
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,6 +47,36 @@ SCORING_MARGIN = 1.5
 
 #: Learning rates that a rollback lowers.
 _RATES = frozenset({"optim.means_lr", "optim.means_lr_final"})
+
+
+#: Seconds of training after which its speed is known, and seconds that are long for a run whose length nobody chose.
+_KNOWN, _LONG = 10.0, 1800.0
+
+
+class LongRunNote:
+    """Prints once, where a run on the CPU takes over half an hour, which flags take less time."""
+
+    def __init__(self, trainer: Trainer, out: Output) -> None:
+        self._trainer = trainer
+        self._out = out
+        self._first: tuple[float, int] | None = None
+        self._is_done = False
+
+    def update(self, step: int) -> None:
+        """Take notice that a step is complete."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now, step
+        since, first = self._first
+        if self._is_done or step == first or now - since < _KNOWN:
+            return
+        self._is_done = True
+        left = self._trainer.steps_left() * (now - since) / (step - first)
+        if left > _LONG:
+            self._out.note(
+                f"note: about {format_time(left)} are left on this CPU; --max-time 10m, --preset fast or a larger "
+                "-r take less (Ctrl-C saves and stops)"
+            )
 
 
 class TimeBudget:

@@ -41,6 +41,7 @@ class TrainArguments:
             help="Folder of a COLMAP, nerfstudio or Blender scene or of another program's cameras; or images without "
             "cameras, or videos, whose cameras splat sfm estimates first.",
         ),
+        options.SCENE_EXISTS,
     ]
     output: Annotated[
         Path | None,

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -217,7 +218,12 @@ def test_the_completion_of_a_shell_is_printed() -> None:
         (["edit", "x.ply", "-o", "y.ply", "--scale", "2", "-o", "y.spz"], "it is given twice"),
     ],
 )
-def test_bad_usage_exits_2_with_a_remedy(splat: Splat, words: list[str], help_text: str) -> None:
+def test_bad_usage_exits_2_with_a_remedy(
+    splat: Splat, words: list[str], help_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x").mkdir()
+    Path("x.ply").touch()
     done = splat(*words)
     assert done.code == 2
     assert done.out == ""
@@ -226,8 +232,37 @@ def test_bad_usage_exits_2_with_a_remedy(splat: Splat, words: list[str], help_te
     assert "Traceback" not in done.err
 
 
-def test_a_gpu_that_is_not_there_is_refused(splat: Splat) -> None:
-    done = splat("train", "x", "--device", "cuda:97")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "nosuch/"],
+        ["render", "nosuch.pt", "--views"],
+        ["export", "nosuch", "-o", "x.ply"],
+        ["edit", "x.ply", "nosuch.ply", "-o", "y.ply"],
+        ["eval", "x.ply", "--data", "nosuch"],
+        ["compare", "x.ply", "nosuch"],
+        ["info", "nosuch"],
+        ["check", "nosuch"],
+        ["mesh", "nosuch", "-o", "x.glb"],
+        ["resume", "nosuch"],
+    ],
+)
+def test_a_path_that_is_not_there_is_named_before_libraries_are_loaded(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "x.ply").touch()
+    code = (
+        "import sys, splatcli.cli.commands as b\n"
+        "code = b.run(sys.argv[1:])\n"
+        "sys.exit('torch is loaded' if 'torch' in sys.modules else code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (2, 3), done.stderr
+    assert re.match(r"error\[E00[23]\]: .*\n  where: nosuch\S*\n  help: name ", done.stderr), done.stderr
+
+
+def test_a_gpu_that_is_not_there_is_refused(splat: Splat, tmp_path: Path) -> None:
+    done = splat("train", tmp_path, "--device", "cuda:97")
     assert done.code == 4
     assert "there is no cuda:97" in done.err
 
@@ -287,8 +322,8 @@ def test_every_flag_of_a_setting_is_one_of_train() -> None:
         (["--offload", "--batch-size", "2"], "--offload"),
     ],
 )
-def test_an_error_names_the_flag(splat: Splat, words: list[str], where: str) -> None:
-    done = splat("train", "x", *words, "--json")
+def test_an_error_names_the_flag(splat: Splat, words: list[str], where: str, tmp_path: Path) -> None:
+    done = splat("train", tmp_path, *words, "--json")
     assert done.code == 2
     assert done.objects[-1]["where"] == where
 

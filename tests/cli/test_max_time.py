@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,15 @@ from types import SimpleNamespace
 import pytest
 
 from splatcli.cli import time_budget
-from splatcli.cli.console import Output
+from splatcli.cli.console import Output, ProgressReporter
 from splatcli.cli.time_budget import TimeBudget
 from splatcli.cli.train import TrainArguments
 from splatcli.config import Config, with_settings
 from splatcli.scene.read import read_scene
 from splatcli.train import start
+from splatcli.train.events import Event, Stepped
 from splatcli.train.init import initial_gaussians
+from tests.cli.tiny import QUICK
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
 
@@ -41,6 +44,32 @@ def test_a_run_is_planned_to_fit_its_time(
     settings = json.loads((tmp_path / "run/config.json").read_text())
     assert settings["train"]["iterations"] < 30_000
     assert settings["schedule"]["lr_steps"] == settings["train"]["iterations"], "schedules fit the length"
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(("flags", "noted"), [((), True), (("-n", "20000"), False)])
+def test_a_long_run_whose_length_nobody_chose_names_flags_that_take_less(
+    flags: tuple[str, ...],
+    noted: bool,
+    splat: Splat,
+    tiny_scene: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time_budget, "_KNOWN", 0.0)
+    monkeypatch.setattr(time_budget, "_LONG", 0.0)
+    report = ProgressReporter.report
+
+    def report_and_stop(self: ProgressReporter, event: Event) -> None:
+        report(self, event)
+        if isinstance(event, Stepped) and event.step == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(ProgressReporter, "report", report_and_stop)
+    done = splat("train", tiny_scene, *QUICK, *flags, "-o", tmp_path / "run")
+    assert done.code == 130, done.err
+    assert done.err.count("--max-time 10m, --preset fast or a larger -r take less") == noted
+    assert "stopped at step" in done.err
 
 
 @NEEDS_COMPILER
