@@ -332,6 +332,75 @@ class RasterContext:
         torch.arange(padded, dtype=torch.int32, out=starts[:padded])
         self.native.isect_grads, self.native.tiles_per_gauss = sums, reached
 
+    def set_projected(self, projected: Tensor, tiles: Tensor) -> abi.GaussianArrays:
+        """Take Gaussians that were projected elsewhere, all visible and in this order, in place of project().
+
+        projected: [V, PROJECTED], see cuda/math/blend.h. tiles: [V] int32, the tiles of each one's box.
+        """
+        count, chunk, device = len(projected), abi.CHUNK, self.backend.device
+        padded = -(-count // chunk) * chunk
+        taken, ids, tiles_per_gauss, starts, counts = (
+            self.arena.take(name, numel, dtype)
+            for name, numel, dtype in (
+                ("projected", padded * abi.PROJECTED, self.backend.dtype),
+                ("ids", padded, torch.int32),
+                ("tiles_per_gauss", padded, torch.int32),
+                ("isect_grad_starts", padded, torch.int32),
+                ("chunk_counts", 2 * (padded // chunk), torch.int64),
+            )
+        )
+        taken[: count * abi.PROJECTED].view(count, abi.PROJECTED).copy_(projected)
+        ids[:count] = torch.arange(count, dtype=torch.int32, device=device)
+        tiles_per_gauss[:padded] = 0
+        tiles_per_gauss[:count] = tiles
+        per_chunk = counts[: 2 * (padded // chunk)].view(padded // chunk, 2)
+        per_chunk[:, 0] = (count - torch.arange(0, padded, chunk, device=device)).clamp(max=chunk)
+        per_chunk[:, 1] = tiles_per_gauss[:padded].view(padded // chunk, chunk).sum(dim=1, dtype=torch.int64)
+        native = self.native
+        native.projected, native.ids, native.chunk_counts = address(taken), address(ids), address(counts)
+        native.tiles_per_gauss, native.isect_grad_starts = address(tiles_per_gauss), address(starts)
+        native.visible, native.max_isects = count, int(per_chunk[:, 1].sum())
+        if self.counters is not None:
+            native.visible = padded
+            self.counters.copy_(torch.tensor([count, native.max_isects, 0, 0]))
+        # No code reads parameters after the projection; they are here to be counted.
+        blank = Gaussians(*(projected.new_empty(count, *shape) for shape in ((3,), (4,), (3,), (), (3,), (0, 3))))
+        arrays = self.backend.arrays(blank)
+        self.set_arrays(arrays)
+        return arrays
+
+    def set_lists(self, view: abi.View, tile_starts: Tensor, gaussians: Tensor, masks: Tensor) -> None:
+        """Take the intersections of each tile from elsewhere, in place of bin(), after set_projected().
+
+        tile_starts: [T + 1] int64. gaussians: [I] int64, indices of projected Gaussians, front to back in each tile.
+        masks: [I] int32, bits of the 4x4 blocks of the tile that each reaches, row by row.
+        """
+        native, isects = self.native, len(gaussians)
+        tiles, padded = tiles_of(view), self._padded()
+        # The gradients of a Gaussian's intersections lie side by side.
+        order = torch.argsort(gaussians, stable=True)
+        grad_rows = torch.empty_like(order)
+        grad_rows[order] = torch.arange(isects, device=order.device)
+        per = torch.bincount(gaussians, minlength=padded)
+        self.arena.take("tiles_per_gauss", padded, torch.int32)[:padded] = per
+        self.arena.take("isect_grad_starts", padded, torch.int32)[:padded] = per.cumsum(0) - per
+        lists = (
+            ("tile_starts", tiles + 1, torch.int64, tile_starts),
+            ("isect_gaussians", isects, torch.int32, gaussians),
+            ("isect_grad_rows", isects, torch.int32, grad_rows),
+            ("isect_masks", isects, torch.int16, masks),
+        )
+        for name, numel, dtype, values in lists:
+            taken = self.arena.take(name, numel, dtype)
+            taken[:numel] = values
+            setattr(native, name, address(taken))
+        native.tile_ends = self._take("tile_ends", tiles, torch.int32)
+        native.tile_order = None  # row by row
+        native.isects = native.max_isects = isects
+        if self.counters is not None:
+            self.counters[abi.COUNT_MAX_ISECTS] = self.counters[abi.COUNT_ISECTS] = isects
+        self.bands = []
+
     def set_arrays(self, arrays: abi.GaussianArrays) -> None:
         """Set the parameters of Gaussians projected here and blended elsewhere, or the reverse (sharded.py)."""
         self._arrays, self._source = arrays, None

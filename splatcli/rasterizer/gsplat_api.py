@@ -10,6 +10,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -18,7 +19,9 @@ from torch import Tensor
 from splatcli.errors import UsageError
 from splatcli.gaussians import SH_C0, SH_REST, Gaussians
 from splatcli.rasterizer.context import Z_FAR
-from splatcli.rasterizer.reference import other_pixels
+from splatcli.rasterizer.gsplat_ops import fully_fused_projection, spherical_harmonics
+from splatcli.rasterizer.gsplat_tiles import isect_offset_encode, isect_tiles, rasterize_to_pixels
+from splatcli.rasterizer.reference import BLUR, other_pixels
 from splatcli.rasterizer.rendering import Projected, Render, ViewRender
 from splatcli.rasterizer.sharded import render_sharded
 from splatcli.scene.camera import MODELS, NEAR, Camera, CameraModel
@@ -32,14 +35,13 @@ RenderMode = Literal["RGB", "D", "ED", "RGB+D", "RGB+ED"]
 #: Bounds of opacities and standard deviations, so that logit and logarithm stay finite.
 _MOST_OPAQUE, _LEAST = 1.0 - 2.0**-24, 1e-12
 
+#: The logit of an opacity that shows nowhere.
+_UNSEEN = -100.0
+
 _HALVES = (torch.float16, torch.bfloat16)
 
 #: Arguments with one supported value, and the remedy for another.
 _FIXED: dict[str, tuple[Any, str]] = {
-    "radius_clip": (0.0, "Gaussians are culled by what they reach, not by a radius"),
-    "eps2d": (0.3, "the blur of 0.3 square pixels is part of the kernels"),
-    "sparse_grad": (False, "gradients are dense; training here needs none, see splatcli.rasterizer.engine_for"),
-    "covars": (None, "give quats and scales"),
     "with_ut": (False, "undistort the images, then the projection needs no unscented transform"),
     "with_eval3d": (False, "Gaussians are evaluated in the image plane; leave it out"),
     "return_normals": (False, "take them from the gradient of a rendered depth"),
@@ -61,14 +63,17 @@ RENDER_MODES = ("RGB", "D", "ED", "RGB+D", "RGB+ED")
 #: Channels of the training kernels' colours.
 CHANNELS = 3
 
+#: Arguments that a render over several processes has at their defaults alone.
+_LOCAL: dict[str, Any] = {"radius_clip": 0.0, "eps2d": BLUR, "covars": None}
+
 #: Pixels a side of the tiles that meta lists intersections with, unless the caller names another size.
 TILE_SIZE = 16
 
 
 def rasterization(
     means: Tensor,
-    quats: Tensor,
-    scales: Tensor,
+    quats: Tensor | None,
+    scales: Tensor | None,
     opacities: Tensor,
     colors: Tensor | None,
     viewmats: Tensor,
@@ -78,7 +83,7 @@ def rasterization(
     near_plane: float = NEAR,
     far_plane: float = Z_FAR,
     radius_clip: float = 0.0,
-    eps2d: float = 0.3,
+    eps2d: float = BLUR,
     sh_degree: int | None = None,
     packed: bool = True,
     tile_size: int | None = None,
@@ -121,11 +126,15 @@ def rasterization(
         the whole batch shares. Modes without RGB use no colours, and take None.
     viewmats: [..., C, 4, 4] world to camera, OpenCV axes; they get gradients. Ks: [..., C, 3, 3] pixels, no gradient.
     backgrounds: [..., C, D].
+    covars: [..., N, 3, 3] in place of quats and scales, which are not read then and may be None.
+    radius_clip: Gaussians with no larger radius, in pixels, are left out; they are projected twice.
+    eps2d: added to both variances in the image, square pixels. With another than 0.3, and with covars, the stages of
+        gsplat_ops.py and gsplat_tiles.py render, which takes longer and more memory; Ks get gradients then.
     packed: meta has rows only for visible Gaussians; images are the same.
     camera_model: "pinhole"; "ortho", whose focal lengths are pixels a world unit; or "fisheye", equidistant, pixels a
         radian, up to 180 degrees. docs/math.md 3.9, 3.10
     tile_size: of the intersections that meta lists; images do not depend on it.
-    channel_chunk, segmented, ut_params: accepted, without effect.
+    channel_chunk, segmented, ut_params: accepted, without effect. sparse_grad: accepted; gradients are dense.
     rolling_shutter, renderer_config: gsplat's objects or None; only a global shutter and RendererConfig_MixedBatch.
     The other arguments are accepted at their defaults, see docs/api.md.
     distributed: each rank of ``group`` gives its own Gaussians and as many cameras as the others, and gets images of
@@ -164,17 +173,50 @@ def rasterization(
         colors, sh_degree, backgrounds = means.new_zeros(*means.shape[:-1], 0), None, None
     elif colors is None:
         raise UsageError(f"render_mode {render_mode!r} needs colors", remedy="give colors, or render_mode='D' or 'ED'")
+    if covars is None and (quats is None or scales is None):
+        raise UsageError("there are no shapes", where="rasterization()", remedy="give quats and scales, or covars")
     dtype = torch.float64 if means.dtype == torch.float64 else torch.float32
-    means, quats, scales, opacities, colors = (t.to(dtype) for t in (means, quats, scales, opacities, colors))
+    means, opacities, colors = (t.to(dtype) for t in (means, opacities, colors))
     viewmats = viewmats.float() if viewmats.dtype in _HALVES else viewmats  # float64 poses stay exact
     backgrounds = None if backgrounds is None else backgrounds.to(dtype)
     batch = means.shape[:-2]
     if sh_degree is not None and batch and colors.dim() == 3:
         colors = colors.expand(*batch, *colors.shape)
-    _check(means, quats, scales, opacities, colors, viewmats, Ks, backgrounds, sh_degree)
+    shapes = {"covars": covars} if covars is not None else {"quats": quats, "scales": scales}
+    shapes = {name: None if tensor is None else tensor.to(dtype) for name, tensor in shapes.items()}
+    _check(means, shapes, opacities, colors, viewmats, Ks, backgrounds, sh_degree)
     cameras = viewmats.shape[-3]
     if group is not None:
-        _check_sharded(group, batch, viewmats, cameras, sh_degree)
+        local = {"radius_clip": radius_clip, "eps2d": eps2d, "covars": covars}
+        _check_sharded(group, batch, viewmats, cameras, sh_degree, local)
+    tile = tile_size or TILE_SIZE
+    meta: dict[str, Any] = {
+        "width": width,
+        "height": height,
+        "tile_size": tile,
+        "tile_width": -(-width // tile),
+        "tile_height": -(-height // tile),
+        "n_batches": math.prod(batch),
+        "n_cameras": cameras,
+    }
+    if covars is not None or eps2d != BLUR:
+        staged = _Staged(shapes, viewmats, Ks, rasterize_mode == "antialiased", packed, absgrad, render_mode, meta)
+        with torch.autocast(means.device.type, enabled=False):
+            return staged.render(
+                means,
+                opacities,
+                colors,
+                sh_degree,
+                backgrounds,
+                eps2d=eps2d,
+                near_plane=near_plane,
+                far_plane=far_plane,
+                radius_clip=radius_clip,
+                camera_model=camera_model,
+            )
+    quats, scales = shapes["quats"], shapes["scales"]
+    assert quats is not None
+    assert scales is not None
     per_camera = colors.dim() == len(batch) + (3 if sh_degree is None else 4)
     # All cameras at once: each copy from a GPU waits for it.
     poses, lenses = viewmats.detach().double().cpu(), Ks.detach().double().cpu()
@@ -192,18 +234,14 @@ def rasterization(
                 camera = _camera(poses[at][c], lenses[at][c], width, height, camera_model)
                 view = _View(viewmats[at][c], camera, near_plane, far_plane, rasterize_mode, group)
                 behind = None if backgrounds is None else backgrounds[at][c]
-                yield _CameraRender(raw, own, view, behind, sh_degree)
+                if radius_clip > 0.0:
+                    with torch.no_grad():
+                        radii = _CameraRender(raw, own, view, None, sh_degree).project().radii
+                    reaching = torch.where((radii > radius_clip).any(dim=-1), raw[3], _UNSEEN)
+                    yield _CameraRender((*raw[:3], reaching), own, view, behind, sh_degree)
+                else:
+                    yield _CameraRender(raw, own, view, behind, sh_degree)
 
-    tile = tile_size or TILE_SIZE
-    meta: dict[str, Any] = {
-        "width": width,
-        "height": height,
-        "tile_size": tile,
-        "tile_width": -(-width // tile),
-        "tile_height": -(-height // tile),
-        "n_batches": math.prod(batch),
-        "n_cameras": cameras,
-    }
     moved = (means, quats, scales, viewmats)
     with torch.autocast(means.device.type, enabled=False):
         if group is None and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in moved):
@@ -269,9 +307,10 @@ def _check_arguments(arguments: dict[str, Any]) -> None:
         raise UsageError(
             f"tile_size={tile_size!r} is no number of pixels", where="rasterization()", remedy="leave it out"
         )
-    for name in ("means", "quats", "scales", "opacities", "colors", "viewmats", "Ks", "backgrounds"):
+    optional = ("quats", "scales", "covars", "colors", "backgrounds")
+    for name in ("means", "quats", "scales", "covars", "opacities", "colors", "viewmats", "Ks", "backgrounds"):
         given = arguments[name]
-        if given is None and name in ("colors", "backgrounds"):
+        if given is None and name in optional:
             continue
         if not isinstance(given, Tensor):
             raise TypeError(f"{name} is a {type(given).__name__}, not a torch.Tensor")
@@ -285,9 +324,21 @@ def _check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def _check_sharded(
-    group: ProcessGroup, batch: torch.Size, viewmats: Tensor, cameras: int, sh_degree: int | None
+    group: ProcessGroup,
+    batch: torch.Size,
+    viewmats: Tensor,
+    cameras: int,
+    sh_degree: int | None,
+    arguments: Mapping[str, Any],
 ) -> None:
     """Raise UsageError for what ranks cannot do together, DistributedError where they do not agree."""
+    for name, only in _LOCAL.items():
+        value = arguments[name]
+        if value is not only and (isinstance(value, Tensor) or value != only):
+            text = "a tensor" if isinstance(value, Tensor) else repr(value)
+            raise UsageError(
+                f"{name}={text} is not supported with distributed=True", where="rasterization()", remedy="leave it out"
+            )
     if batch:
         raise UsageError("batches are not supported with distributed=True", remedy="one call for each")
     if viewmats.requires_grad:
@@ -519,30 +570,137 @@ class _Projections:
 
     def _intersections(self, facts: dict[str, Any]) -> dict[str, Tensor]:
         """Return the tiles of each Gaussian's box, sorted by image, tile and depth, as gsplat encodes it."""
-        across, down, size = facts["tile_width"], facts["tile_height"], facts["tile_size"]
-        tiles = across * down
-        centre, half = self.means2d.detach().reshape(-1, 2) / size, self.radii.reshape(-1, 2) / size
-        limit = torch.tensor([across, down], device=centre.device)
-        low = torch.minimum((centre - half).floor().long().clamp(min=0), limit)
-        high = torch.minimum((centre + half).ceil().long().clamp(min=0), limit)
-        sides = (high - low) * (self.radii.reshape(-1, 2) > 0).all(dim=-1, keepdim=True)
-        per = sides.prod(dim=-1)
-        row = torch.repeat_interleave(torch.arange(len(per), device=per.device), per)
-        place = torch.arange(len(row), device=per.device) - (per.cumsum(0) - per)[row]
-        wide = sides[row, 0]
-        tile = (low[row, 1] + place // wide) * across + low[row, 0] + place % wide
-        image = row // max(1, self.count) if self.rows is None else self.rows[0][row]
-        depth = self.depths.reshape(-1)[row].float().view(torch.int32).long() & 0xFFFFFFFF
-        ids, order = torch.sort((((image << tiles.bit_length()) | tile) << 32) | depth, stable=True)
-        # The tiles of all images one after the other, to find where each begins.
-        listed = (image * tiles + tile)[order]
-        begins = torch.searchsorted(listed, torch.arange(self.images * tiles, device=listed.device))
-        return {
-            "tiles_per_gauss": per.int().view(self.radii.shape[:-1]),
-            "isect_ids": ids,
-            "flatten_ids": row[order].int(),
-            "isect_offsets": begins.int().view(*self.shape[:-1], down, across),
+        rows = None if self.rows is None else self.rows[0]
+        return _tile_lists(self.means2d.detach(), self.radii, self.depths, rows, self.shape[:-1], facts)
+
+
+def _tile_lists(
+    means2d: Tensor,
+    radii: Tensor,
+    depths: Tensor,
+    image_ids: Tensor | None,
+    images: Sequence[int],
+    facts: Mapping[str, Any],
+) -> dict[str, Tensor]:
+    """Return the tile intersections of meta. image_ids: [nnz] the image of each row, or None where there is no row."""
+    size, across, down = facts["tile_size"], facts["tile_width"], facts["tile_height"]
+    count = math.prod(images)
+    tiles_per_gauss, ids, rows = isect_tiles(
+        means2d, radii, depths, size, across, down, packed=image_ids is not None, n_images=count, image_ids=image_ids
+    )
+    return {
+        "tiles_per_gauss": tiles_per_gauss,
+        "isect_ids": ids,
+        "flatten_ids": rows,
+        "isect_offsets": isect_offset_encode(ids, count, across, down).view(*images, down, across),
+    }
+
+
+@dataclass(slots=True, eq=False)
+class _Staged:
+    """rasterization() by gsplat's stages, each a node of the graph: projection, colours, lists, blending."""
+
+    shapes: Mapping[str, Tensor | None]
+    viewmats: Tensor
+    Ks: Tensor
+    antialiased: bool
+    packed: bool
+    absgrad: bool
+    mode: RenderMode
+    facts: dict[str, Any]
+
+    def render(
+        self,
+        means: Tensor,
+        opacities: Tensor,
+        colors: Tensor,
+        sh_degree: int | None,
+        backgrounds: Tensor | None,
+        **projection: Any,
+    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Return what rasterization() does. projection: arguments of fully_fused_projection()."""
+        facts, batch = self.facts, means.shape[:-2]
+        images = (*batch, facts["n_cameras"])
+        viewmats, Ks = self.viewmats.to(means), self.Ks.to(means)
+        covars, quats, scales = (self.shapes.get(name) for name in ("covars", "quats", "scales"))
+        radii, means2d, depths, conics, factors = fully_fused_projection(
+            means,
+            covars,
+            quats,
+            scales,
+            viewmats,
+            Ks,
+            facts["width"],
+            facts["height"],
+            calc_compensations=self.antialiased,
+            opacities=opacities,
+            **projection,
+        )
+        own = opacities[..., None, :].expand(depths.shape)
+        own = own if factors is None else own * factors
+        visible = (radii > 0).all(dim=-1)
+        if sh_degree is not None:
+            sums = spherical_harmonics(sh_degree, means, viewmats, colors, visible)
+            shown = (sums + 0.5).clamp(min=0.0)
+        elif colors.dim() == len(batch) + 2:
+            shown = colors[..., None, :, :].expand(*images, *colors.shape[-2:])
+        else:
+            shown = colors
+        if self.mode != "RGB":
+            shown = torch.cat([shown, depths[..., None]], dim=-1)
+            if backgrounds is not None:
+                backgrounds = torch.nn.functional.pad(backgrounds, (0, 1))
+        ids: tuple[Tensor | None, Tensor | None] = (None, None)
+        if self.packed:
+            flat = len(images)
+            image_ids, gaussian_ids = visible.flatten(0, flat - 1).nonzero().unbind(dim=1)
+            radii, means2d, depths, conics, own, shown = (
+                t.flatten(0, flat - 1)[image_ids, gaussian_ids] for t in (radii, means2d, depths, conics, own, shown)
+            )
+            ids = (image_ids, gaussian_ids)
+        if means2d.requires_grad:
+            means2d.retain_grad()
+        tiles = facts if facts["tile_size"] == TILE_SIZE else facts | _tiles_of(facts)
+        lists = _tile_lists(means2d.detach(), radii, depths.detach(), ids[0], images, tiles)
+        image, alpha = rasterize_to_pixels(
+            means2d,
+            conics,
+            shown,
+            own,
+            facts["width"],
+            facts["height"],
+            TILE_SIZE,
+            lists["isect_offsets"],
+            lists["flatten_ids"],
+            backgrounds,
+            packed=self.packed,
+            absgrad=self.absgrad,
+        )
+        if self.mode.endswith("ED"):
+            image = torch.cat([image[..., :-1], image[..., -1:] / alpha.clamp(min=1e-10)], dim=-1)
+        fields = {
+            "batch_ids": None if ids[0] is None else ids[0] // max(1, facts["n_cameras"]),
+            "camera_ids": None if ids[0] is None else ids[0] % max(1, facts["n_cameras"]),
+            "gaussian_ids": ids[1],
+            "radii": radii,
+            "means2d": means2d,
+            "depths": depths,
+            "conics": conics,
+            "opacities": own,
         }
+
+        def listed() -> dict[str, Tensor]:
+            if tiles is facts:
+                return lists
+            return _tile_lists(means2d.detach(), radii, depths.detach(), ids[0], images, facts)
+
+        return image, alpha, _Meta(fields | facts, listed)
+
+
+def _tiles_of(facts: Mapping[str, Any]) -> dict[str, int]:
+    """Return the tiles that blending has, whichever meta lists."""
+    across, down = (-(-facts[side] // TILE_SIZE) for side in ("width", "height"))
+    return {"tile_size": TILE_SIZE, "tile_width": across, "tile_height": down}
 
 
 class _Meta(dict[str, Any]):
@@ -659,16 +817,26 @@ def _check_kinds(arguments: Mapping[str, Any]) -> None:
         value = arguments[name]
         if not hasattr(value, "__index__") and not (name == "sh_degree" and value is None):
             raise TypeError(f"{name} is {value!r}, not an integer")
-    for name in ("near_plane", "far_plane"):
+    for name in ("near_plane", "far_plane", "radius_clip", "eps2d"):
         value = arguments[name]
         if not hasattr(value, "__float__"):
             raise TypeError(f"{name} is {value!r}, not a number")
+    for name in ("radius_clip", "eps2d"):
+        if not 0.0 <= float(arguments[name]) < math.inf:
+            raise ValueError(f"{name} is {arguments[name]!r}, not a finite number of at least 0")
+
+
+#: The shapes of what gives a Gaussian its extent, for N of them.
+_TAILS: dict[str, Callable[[int], tuple[int, ...]]] = {
+    "quats": lambda n: (n, 4),
+    "scales": lambda n: (n, 3),
+    "covars": lambda n: (n, 3, 3),
+}
 
 
 def _check(
     means: Tensor,
-    quats: Tensor,
-    scales: Tensor,
+    shapes: Mapping[str, Tensor | None],
     opacities: Tensor,
     colors: Tensor,
     viewmats: Tensor,
@@ -695,8 +863,7 @@ def _check(
         tails = ((n, terms, 3), (cameras, n, terms, 3))
     expected: dict[str, tuple[Tensor, tuple[tuple[int, ...], ...]]] = {
         "means": (means, ((n, 3),)),
-        "quats": (quats, ((n, 4),)),
-        "scales": (scales, ((n, 3),)),
+        **{name: (given, (_TAILS[name](n),)) for name, given in shapes.items() if given is not None},
         "opacities": (opacities, ((n,),)),
         "colors": (colors, tails),
         "viewmats": (viewmats, ((cameras, 4, 4),)),

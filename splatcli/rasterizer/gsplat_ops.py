@@ -1,10 +1,12 @@
-"""spherical_harmonics() and fully_fused_projection(): gsplat's calls beside rasterization(), in torch, differentiable.
+"""gsplat's calls beside rasterization() that project, colour and convert, in torch, differentiable.
 
-The renderer does not use them: its kernels project and colour in one pass. They are for programs that need the colours
-or the projected Gaussians themselves, on any device and in any float dtype.
+The renderer's one pass does not use them: its kernels project and colour themselves. They are for programs that need
+the colours or the projected Gaussians, on any device and in any float dtype. gsplat_tiles.py goes on from there.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,20 +29,22 @@ def refuse(function: str, name: str, value: object, remedy: str) -> NotImplement
 
 def spherical_harmonics(
     degrees_to_use: int,
-    means: Tensor,
-    viewmats: Tensor,
+    means: Tensor | None = None,
+    viewmats: Tensor | None = None,
     coeffs: Tensor | None = None,
     masks: Tensor | None = None,
     batch_ids: Tensor | None = None,
     camera_ids: Tensor | None = None,
     gaussian_ids: Tensor | None = None,
     viewmats_rs: Tensor | None = None,
+    *,
+    dirs: Tensor | None = None,
 ) -> Tensor:
     """Return the sums of spherical harmonics in the directions from the cameras to ``means``, [..., C, N, 3].
 
     means: [..., N, 3]. viewmats: [..., C, 4, 4]. coeffs: [..., (C,) N, K, 3]. masks: [..., C, N] bool, False gives 0.
-    The form of gsplat up to 1.5 works too: (degrees_to_use, dirs [..., 3], coeffs [..., K, 3], masks [...]), with
-    directions of any length; returns [..., 3]. A colour is 0.5 more than the sum. Degrees 0 to 4.
+    The form of gsplat up to 1.5 works too: (degrees_to_use, dirs [..., 3], coeffs [..., K, 3], masks [...]), by place
+    or by name, with directions of any length; returns [..., 3]. A colour is 0.5 more than the sum. Degrees 0 to 4.
     Raises NotImplementedError for packed ids and rolling shutters, ValueError for shapes that do not fit.
     """
     for name, value in (
@@ -54,9 +58,18 @@ def spherical_harmonics(
             raise refuse("spherical_harmonics()", name, value, remedy)
     if not 0 <= degrees_to_use <= 4:
         raise ValueError(f"degrees_to_use is {degrees_to_use}, not 0 to 4")
-    if coeffs is None or coeffs.dtype == torch.bool:
-        directions, coeffs, masks = means, viewmats, masks if coeffs is None else coeffs
+    if dirs is None and (viewmats is None or coeffs is None or coeffs.dtype == torch.bool):
+        # Up to 1.5: the places of means and viewmats are those of dirs and coeffs.
+        dirs, means = means, None
+        if viewmats is not None:
+            coeffs, masks = viewmats, masks if coeffs is None else coeffs
+    if coeffs is None or (means is None and dirs is None):
+        raise ValueError("spherical_harmonics(): give means, viewmats and coeffs; or dirs and coeffs")
+    if dirs is not None:
+        directions = dirs
     else:
+        assert means is not None
+        assert viewmats is not None
         centers = -(viewmats[..., :3, :3].mT @ viewmats[..., :3, 3:])[..., 0]
         directions = means[..., None, :, :] - centers[..., :, None, :]
         if coeffs.dim() == means.dim() + 1:
@@ -88,7 +101,7 @@ def fully_fused_projection(
     calc_compensations: bool = False,
     camera_model: str = "pinhole",
     opacities: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+) -> tuple[Any, ...]:
     """Project Gaussians into images; docs/math.md 3.
 
     means: [..., N, 3]. covars: [..., N, 6] (xx, xy, xz, yy, yz, zz) or [..., N, 3, 3]; or None, then quats [..., N, 4]
@@ -97,15 +110,14 @@ def fully_fused_projection(
     eps2d: added to both variances, square pixels. radius_clip: Gaussians of no larger radius are left out.
     calc_compensations: return the factors of antialiased opacities. camera_model: "pinhole", "ortho" or "fisheye".
 
+    sparse_grad: accepted; gradients are dense.
+
     Returns radii [..., C, N, 2] int32, means2d [..., C, N, 2], depths [..., C, N], conics [..., C, N, 3] (xx, xy, yy of
-    the inverse covariance) and compensations [..., C, N] or None; 0 where one is not visible.
-    Raises NotImplementedError for packed, sparse_grad and other camera models.
+    the inverse covariance) and compensations [..., C, N] or None; 0 where one is not visible. With ``packed``, rows of
+    the visible ones: batch_ids [nnz], camera_ids [nnz], gaussian_ids [nnz], then the same five as [nnz, ...].
+    Raises NotImplementedError for other camera models, ValueError where neither covars nor both others are given.
     """
     call = "fully_fused_projection()"
-    if packed:
-        raise refuse(call, "packed", packed, "take the rows whose radii are above 0")
-    if sparse_grad:
-        raise refuse(call, "sparse_grad", sparse_grad, "gradients are dense")
     if camera_model not in MODELS:
         raise refuse(call, "camera_model", camera_model, f"there are {', '.join(MODELS)}")
     if covars is None and (quats is None or scales is None):
@@ -115,15 +127,7 @@ def fully_fused_projection(
     depths = seen[..., 2]
     in_range = (depths > near_plane) & (depths < far_plane)
     x, y, z = seen[..., 0], seen[..., 1], torch.where(in_range, depths, 1.0)
-    fx, fy, cx, cy = (Ks[..., i, j, None] for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
-    centre, jacobians = (
-        (
-            torch.stack([fx * x / z + cx, fy * y / z + cy], dim=-1),
-            _jacobians((x, y, z), (fx, fy, cx, cy), width, height),
-        )
-        if camera_model == "pinhole"
-        else other_pixels(camera_model, (x, y, z), (fx, fy, cx, cy))
-    )
+    centre, jacobians = _pixels((x, y, z), Ks, width, height, camera_model)
     variances, raw_det = _covariances_2d(jacobians @ rotation, covars, quats, scales)
     a, b, c = variances[..., 0, 0] + eps2d, variances[..., 0, 1], variances[..., 1, 1] + eps2d
     det = raw_det + eps2d * (variances[..., 0, 0] + variances[..., 1, 1]) + eps2d * eps2d
@@ -142,7 +146,107 @@ def fully_fused_projection(
 
     conics = torch.stack([c, -b, a], dim=-1) / torch.where(det > 0, det, 1.0)[..., None]
     factors = zeroed(compensations) if calc_compensations else None
-    return radii, zeroed(centre), zeroed(depths), zeroed(conics), factors
+    dense = (radii, zeroed(centre), zeroed(depths), zeroed(conics), factors)
+    if not packed:
+        return dense
+    images = kept.dim() - 1
+    rows, gaussian_ids = kept.flatten(0, images - 1).nonzero().unbind(dim=1)
+    packed_rows = (None if t is None else t.flatten(0, images - 1)[rows, gaussian_ids] for t in dense)
+    cameras = max(1, kept.shape[-2])
+    return rows // cameras, rows % cameras, gaussian_ids, *packed_rows
+
+
+def quat_scale_to_covar_preci(
+    quats: Tensor, scales: Tensor, compute_covar: bool = True, compute_preci: bool = True, triu: bool = False
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return covariances and their inverses [..., 3, 3], or None for what is not asked for.
+
+    quats: [..., 4] w x y z of any length. scales: [..., 3] standard deviations.
+    triu: [..., 6] instead, in the order xx, xy, xz, yy, yz, zz.
+    """
+    rotations = rotation_matrices(quats.reshape(-1, 4)).view(*quats.shape[:-1], 3, 3)
+
+    def matrices(factors: Tensor) -> Tensor:
+        root = rotations * factors[..., None, :]
+        whole = root @ root.mT
+        if not triu:
+            return whole
+        row, column = torch.triu_indices(3, 3, device=whole.device)
+        return whole[..., row, column]
+
+    return matrices(scales) if compute_covar else None, matrices(1.0 / scales) if compute_preci else None
+
+
+def world_to_cam(means: Tensor, covars: Tensor, viewmats: Tensor) -> tuple[Tensor, Tensor]:
+    """Return means [..., C, N, 3] and covariances [..., C, N, 3, 3] in the axes of the cameras.
+
+    means: [..., N, 3]. covars: [..., N, 3, 3]. viewmats: [..., C, 4, 4].
+    """
+    rotation = viewmats[..., None, :3, :3]
+    seen = (means[..., None, :, None, :] @ rotation.mT)[..., 0, :] + viewmats[..., None, :3, 3]
+    return seen, rotation @ covars[..., None, :, :, :] @ rotation.mT
+
+
+def proj(
+    means: Tensor, covars: Tensor, Ks: Tensor, width: int, height: int, camera_model: str = "pinhole"
+) -> tuple[Tensor, Tensor]:
+    """Return the pixels [..., C, N, 2] of means, and the covariances [..., C, N, 2, 2] there, without a blur.
+
+    means: [..., C, N, 3], covars: [..., C, N, 3, 3], both in the axes of the cameras. Ks: [..., C, 3, 3].
+    Raises NotImplementedError for other camera models than "pinhole", "ortho" and "fisheye".
+    """
+    if camera_model not in MODELS:
+        raise refuse("proj()", "camera_model", camera_model, f"there are {', '.join(MODELS)}")
+    x, y, z = means.unbind(dim=-1)
+    centre, jacobians = _pixels((x, y, z), Ks, width, height, camera_model)
+    return centre, jacobians @ covars @ jacobians.mT
+
+
+def normalized_quat_to_rotmat(quat: Tensor) -> Tensor:
+    """Return rotation matrices [..., 3, 3] of quaternions [..., 4] w x y z."""
+    return rotation_matrices(quat.reshape(-1, 4)).view(*quat.shape[:-1], 3, 3)
+
+
+def depth_to_points(depths: Tensor, camtoworlds: Tensor, Ks: Tensor, z_depth: bool = True) -> Tensor:
+    """Return the points [..., H, W, 3], in world coordinates, that pixels of pinhole cameras show.
+
+    depths: [..., H, W, 1], camera z, or with ``z_depth=False`` along the ray. camtoworlds: [..., 4, 4].
+    Ks: [..., 3, 3].
+    """
+    height, width = depths.shape[-3:-1]
+    y, x = torch.meshgrid(
+        torch.arange(height, device=depths.device) + 0.5, torch.arange(width, device=depths.device) + 0.5, indexing="ij"
+    )
+    fx, fy, cx, cy = (Ks[..., i, j, None, None] for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
+    rays = torch.stack([(x - cx) / fx, (y - cy) / fy, torch.ones_like(x - cx)], dim=-1)
+    rays = (rays[..., None, :] @ camtoworlds[..., None, None, :3, :3].mT)[..., 0, :]
+    if not z_depth:
+        rays = torch.nn.functional.normalize(rays, dim=-1)
+    return camtoworlds[..., None, None, :3, 3] + depths * rays
+
+
+def depth_to_normal(depths: Tensor, camtoworlds: Tensor, Ks: Tensor, z_depth: bool = True) -> Tensor:
+    """Return normals [..., H, W, 3] of a depth map, by central differences of its points; 0 at the edges.
+
+    The arguments are those of depth_to_points().
+    """
+    points = depth_to_points(depths, camtoworlds, Ks, z_depth)
+    down = points[..., 2:, 1:-1, :] - points[..., :-2, 1:-1, :]
+    across = points[..., 1:-1, 2:, :] - points[..., 1:-1, :-2, :]
+    normals = torch.nn.functional.normalize(torch.linalg.cross(down, across), dim=-1)
+    return torch.nn.functional.pad(normals, (0, 0, 1, 1, 1, 1))
+
+
+def _pixels(
+    point: tuple[Tensor, Tensor, Tensor], Ks: Tensor, width: int, height: int, camera_model: str
+) -> tuple[Tensor, Tensor]:
+    """Return the pixels [..., C, N, 2] of camera points, and their derivatives [..., C, N, 2, 3]."""
+    x, y, z = point
+    fx, fy, cx, cy = (Ks[..., i, j, None] for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
+    if camera_model != "pinhole":
+        return other_pixels(camera_model, point, (fx, fy, cx, cy))
+    centre = torch.stack([fx * x / z + cx, fy * y / z + cy], dim=-1)
+    return centre, _jacobians(point, (fx, fy, cx, cy), width, height)
 
 
 def _jacobians(

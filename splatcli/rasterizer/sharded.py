@@ -19,7 +19,7 @@ from torch import Tensor
 from splatcli.errors import UsageError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
-from splatcli.native.backend import Backend, address
+from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.batch import FlatSums, Outcome, apply_mean
 from splatcli.rasterizer.context import RasterContext, view_of
@@ -78,37 +78,7 @@ def visible_projected(context: RasterContext, arrays: abi.GaussianArrays) -> tup
 
 def fill_context(context: RasterContext, sent: Tensor) -> abi.GaussianArrays:
     """Fill ``context`` as project() does, from projected Gaussians [V, SENT] of several processes, in order."""
-    count, chunk, device = len(sent), abi.CHUNK, context.backend.device
-    padded = -(-count // chunk) * chunk
-    projected, ids, tiles, starts, counts = (
-        context.arena.take(name, numel, dtype)
-        for name, numel, dtype in (
-            ("projected", padded * abi.PROJECTED, context.backend.dtype),
-            ("ids", padded, torch.int32),
-            ("tiles_per_gauss", padded, torch.int32),
-            ("isect_grad_starts", padded, torch.int32),
-            ("chunk_counts", 2 * (padded // chunk), torch.int64),
-        )
-    )
-    projected[: count * abi.PROJECTED].view(count, abi.PROJECTED).copy_(sent[:, : abi.PROJECTED])
-    ids[:count] = torch.arange(count, dtype=torch.int32, device=device)
-    tiles[:padded] = 0
-    tiles[:count] = sent[:, abi.PROJECTED].contiguous().view(torch.int32)
-    per_chunk = counts[: 2 * (padded // chunk)].view(padded // chunk, 2)
-    per_chunk[:, 0] = (count - torch.arange(0, padded, chunk, device=device)).clamp(max=chunk)
-    per_chunk[:, 1] = tiles[:padded].view(padded // chunk, chunk).sum(dim=1, dtype=torch.int64)
-    native = context.native
-    native.projected, native.ids, native.chunk_counts = address(projected), address(ids), address(counts)
-    native.tiles_per_gauss, native.isect_grad_starts = address(tiles), address(starts)
-    native.visible, native.max_isects = count, int(per_chunk[:, 1].sum())
-    if context.counters is not None:
-        native.visible = padded
-        context.counters.copy_(torch.tensor([count, native.max_isects, 0, 0]))
-    # No code reads parameters after the projection; they are here to be counted.
-    blank = Gaussians(*(sent.new_empty(count, *shape) for shape in ((3,), (4,), (3,), (), (3,), (0, 3))))
-    arrays = context.backend.arrays(blank)
-    context.set_arrays(arrays)
-    return arrays
+    return context.set_projected(sent[:, : abi.PROJECTED], sent[:, abi.PROJECTED].contiguous().view(torch.int32))
 
 
 def returned_sums(context: RasterContext, count: int) -> Tensor:

@@ -11,6 +11,13 @@ from torch.testing import assert_close
 
 from splatcli import fully_fused_projection, rasterization, spherical_harmonics
 from splatcli.gaussians import SH_C0, Gaussians
+from splatcli.rasterizer.gsplat_ops import (
+    depth_to_normal,
+    depth_to_points,
+    proj,
+    quat_scale_to_covar_preci,
+    world_to_cam,
+)
 from splatcli.rasterizer.reference import project_reference, rotation_matrices
 from splatcli.scene.camera import MODELS, Camera, CameraModel
 from tests.native.cases import NEEDS_COMPILER
@@ -180,10 +187,101 @@ def test_thresholds_leave_gaussians_out(scene: tuple[Gaussians, list[Camera]]) -
     assert bool((wider[radii > 0] > radii[radii > 0]).all())
 
 
-@pytest.mark.parametrize(("name", "value"), [("packed", True), ("sparse_grad", True), ("camera_model", "ftheta")])
-def test_projection_names_what_it_does_not_do(name: str, value: object) -> None:
-    with pytest.raises(NotImplementedError, match=name):
+def test_projection_names_the_cameras_that_it_does_not_have() -> None:
+    with pytest.raises(NotImplementedError, match="camera_model"):
         fully_fused_projection(
             torch.ones(2, 3), None, torch.ones(2, 4), torch.ones(2, 3), torch.eye(4)[None], torch.eye(3)[None], 8, 8,
-            **{name: value},  # type: ignore[arg-type]
+            camera_model="ftheta",
         )  # fmt: skip
+    with pytest.raises(NotImplementedError, match="camera_model"):
+        proj(torch.ones(1, 2, 3), torch.ones(1, 2, 3, 3), torch.eye(3)[None], 8, 8, "ftheta")
+
+
+@pytest.mark.parametrize("antialiased", [False, True])
+def test_packed_projections_are_the_rows_of_the_visible_ones(
+    scene: tuple[Gaussians, list[Camera]], antialiased: bool
+) -> None:
+    gaussians, cameras = scene
+    given, views = activated(gaussians), seen_by(*cameras)
+    shapes: Any = (given["means"], None, given["quats"], given["scales"])
+    options: Any = {"calc_compensations": antialiased, "sparse_grad": True}
+    dense = fully_fused_projection(*shapes, **views, **options)
+    batch_ids, camera_ids, gaussian_ids, *packed = fully_fused_projection(*shapes, **views, **options, packed=True)
+    seen = (dense[0] > 0).all(dim=-1)
+    assert 10 < len(gaussian_ids) < 80
+    assert torch.equal(torch.stack([camera_ids, gaussian_ids], dim=1), seen.nonzero())
+    assert not bool(batch_ids.any())
+    for rows, values in zip(packed, dense, strict=True):
+        assert rows is None if values is None else torch.equal(rows, values[seen])
+    twice = {name: torch.stack([t, t]) if isinstance(t, Tensor) else t for name, t in views.items()}
+    pairs: Any = (None if t is None else torch.stack([t, t]) for t in shapes)
+    batch = fully_fused_projection(*pairs, **twice, packed=True)
+    assert torch.equal(batch[0], torch.arange(2).repeat_interleave(len(gaussian_ids)))
+    assert torch.equal(batch[1], camera_ids.repeat(2))
+    assert torch.equal(batch[4], packed[1].repeat(2, 1))
+
+
+def test_covariances_and_precisions_are_those_of_the_axes(scene: tuple[Gaussians, list[Camera]]) -> None:
+    given = activated(scene[0])
+    covars, precis = quat_scale_to_covar_preci(3.0 * given["quats"], given["scales"])
+    assert covars is not None
+    assert precis is not None
+    values, _ = torch.linalg.eigh(covars)
+    assert_close(values, given["scales"].square().sort(dim=-1).values, rtol=1e-9, atol=1e-15)
+    assert_close(covars @ precis, torch.eye(3, dtype=F64).expand(40, 3, 3), rtol=0.0, atol=1e-8)
+    row, column = torch.triu_indices(3, 3)
+    flat, nothing = quat_scale_to_covar_preci(given["quats"], given["scales"], compute_preci=False, triu=True)
+    assert nothing is None
+    assert flat is not None
+    assert_close(flat, covars[:, row, column])
+    quats, scales = given["quats"][:3].clone().requires_grad_(), given["scales"][:3].clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda q, s: quat_scale_to_covar_preci(q, s), (quats, scales), atol=1e-4)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_two_steps_of_a_projection_are_the_fused_one(scene: tuple[Gaussians, list[Camera]], model: CameraModel) -> None:
+    gaussians, cameras = scene
+    given, views = activated(gaussians), seen_by(*(of_model(camera, model) for camera in cameras))
+    covars = quat_scale_to_covar_preci(given["quats"], given["scales"])[0]
+    assert covars is not None
+    seen, turned = world_to_cam(given["means"], covars, views["viewmats"])
+    means2d, covars2d = proj(seen, turned, views["Ks"], views["width"], views["height"], model)
+    shapes = (given["means"], None, given["quats"], given["scales"])
+    radii, expected, _, conics, _ = fully_fused_projection(*shapes, **views, camera_model=model)
+    kept = (radii > 0).all(dim=-1)
+    assert int(kept.sum()) > 10
+    assert_close(means2d[kept], expected[kept])
+    blurred = torch.linalg.inv(covars2d[kept] + 0.3 * torch.eye(2, dtype=F64)).flatten(1)[:, [0, 1, 3]]
+    assert_close(blurred, conics[kept], rtol=1e-6, atol=1e-9)
+
+
+def test_depths_become_points_and_normals() -> None:
+    """A plane across the view: its points lie on it, and its normals are its own."""
+    camera = random_camera(1, 37, 29)
+    views = seen_by(camera)
+    pose = torch.linalg.inv(views["viewmats"])
+    normal = torch.tensor([0.2, -0.3, -1.0], dtype=F64)
+    y, x = torch.meshgrid(torch.arange(29, dtype=F64) + 0.5, torch.arange(37, dtype=F64) + 0.5, indexing="ij")
+    rays = torch.stack([(x - camera.cx) / camera.fx, (y - camera.cy) / camera.fy, torch.ones_like(x)], dim=-1)
+    z = (normal[2] * 4.0 / (rays @ normal))[None, ..., None]
+    points = depth_to_points(z, pose, views["Ks"])
+    local = (points[0] - pose[0, :3, 3]) @ pose[0, :3, :3]
+    assert_close(local @ normal, torch.full((29, 37), -4.0, dtype=F64))
+    assert_close(depth_to_points(z * rays.norm(dim=-1)[None, ..., None], pose, views["Ks"], z_depth=False), points)
+    normals = depth_to_normal(z, pose, views["Ks"])[0]
+    expected = pose[0, :3, :3] @ (normal / normal.norm())
+    assert_close(normals[1:-1, 1:-1].abs(), expected.abs().expand(27, 35, 3), rtol=1e-7, atol=1e-9)
+    assert float((normals[1:-1, 1:-1] @ expected).min()) > 0.999
+    assert float(normals[0].abs().max()) == float(normals[:, -1].abs().max()) == 0.0
+
+
+def test_directions_may_be_given_by_name() -> None:
+    generator = torch.Generator().manual_seed(3)
+    directions, coeffs = (torch.randn(*shape, generator=generator, dtype=F64) for shape in ((5, 3), (5, 9, 3)))
+    masks = torch.tensor([True, False, True, True, False])
+    expected = spherical_harmonics(2, directions, coeffs, masks)
+    assert torch.equal(spherical_harmonics(2, dirs=directions, coeffs=coeffs, masks=masks), expected)
+    assert torch.equal(spherical_harmonics(degrees_to_use=2, dirs=directions, coeffs=coeffs, masks=masks), expected)
+    assert torch.equal(spherical_harmonics(2, directions, coeffs=coeffs, masks=masks), expected)
+    with pytest.raises(ValueError, match="give means, viewmats and coeffs; or dirs and coeffs"):
+        spherical_harmonics(2, dirs=directions)

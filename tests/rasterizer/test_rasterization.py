@@ -219,8 +219,8 @@ def test_planes_cut_the_scene(scene: tuple[Gaussians, Camera]) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"distributed": True}, {"camera_model": "ftheta"}, {"eps2d": 0.1}, {"sparse_grad": True}, {"radius_clip": 3.0},
-     {"covars": torch.zeros(60, 3, 3)}, {"render_mode": "XYZ"}, {"rasterize_mode": "blurred"}, {"with_ut": True},
+    [{"distributed": True}, {"camera_model": "ftheta"}, {"scales": None}, {"quats": None}, {"render_mode": "XYZ"},
+     {"rasterize_mode": "blurred"}, {"with_ut": True},
      {"with_eval3d": True}, {"return_normals": True}, {"global_z_order": False}, {"rays": torch.zeros(1, 6)},
      {"radial_coeffs": torch.zeros(1, 6)}, {"tangential_coeffs": torch.zeros(1, 2)}, {"ftheta_coeffs": object()},
      {"thin_prism_coeffs": torch.zeros(1, 4)}, {"lidar_coeffs": object()}, {"external_distortion_coeffs": object()},
@@ -235,6 +235,19 @@ def test_what_is_not_supported_is_refused_with_a_remedy(
     with pytest.raises(UsageError) as caught:
         rasterization(**{**activated(gaussians), **seen_by(camera), "sh_degree": 0, **changes})
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [({"eps2d": -0.1}, ValueError), ({"radius_clip": float("nan")}, ValueError), ({"eps2d": "0.3"}, TypeError),
+     ({"covars": torch.zeros(60, 6)}, ValueError), ({"covars": [0.0]}, TypeError)],
+)  # fmt: skip
+def test_a_blur_a_radius_and_covariances_are_checked(
+    scene: tuple[Gaussians, Camera], changes: dict[str, Any], error: type[Exception]
+) -> None:
+    gaussians, camera = scene
+    with pytest.raises(error, match=next(iter(changes))):
+        rasterization(**{**activated(gaussians), **seen_by(camera), "sh_degree": 0, **changes})
 
 
 @pytest.mark.parametrize("name", ["means", "quats", "scales", "opacities", "colors", "Ks"])

@@ -1,0 +1,289 @@
+"""isect_tiles(), isect_offset_encode(), rasterize_to_pixels(): gsplat's stages behind fully_fused_projection().
+
+They are for programs that change something between the stages, and for what rasterization() does not have in its one
+pass: another blur, and covariances. Lists are made in torch; the blending is that of the kernels, on CPU and CUDA.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from splatcli.native import abi
+from splatcli.rasterizer.context import RasterContext, tile_rows_of
+from splatcli.rasterizer.gsplat_ops import refuse
+from splatcli.rasterizer.reference import ALPHA_MIN
+from splatcli.rasterizer.rendering import backend_for
+
+#: Bits of a depth in an intersection's id.
+_DEPTH_BITS = 32
+
+#: 4x4 blocks along a side of a tile.
+_BLOCKS = 4
+
+
+@torch.no_grad()
+def isect_tiles(
+    means2d: Tensor,
+    radii: Tensor,
+    depths: Tensor,
+    tile_size: int,
+    tile_width: int,
+    tile_height: int,
+    sort: bool = True,
+    segmented: bool = False,
+    packed: bool = False,
+    n_images: int | None = None,
+    image_ids: Tensor | None = None,
+    gaussian_ids: Tensor | None = None,
+    conics: Tensor | None = None,
+    opacities: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """List the tiles that each projected Gaussian's box meets, as fully_fused_projection() returns them.
+
+    means2d, radii: [..., N, 2], or [nnz, 2] where ``packed``. depths: [..., N] or [nnz].
+    n_images, image_ids: with ``packed``, the number of images and [nnz] the image of each row.
+    segmented, gaussian_ids, conics, opacities: accepted, without effect.
+
+    Returns tiles_per_gauss [..., N] or [nnz] int32; isect_ids [I] int64, from the highest bits on the image, the tile
+    and 32 bits of depth; flatten_ids [I] int32, the rows of means2d, seen as [-1, 2]. With ``sort`` by isect_ids.
+    """
+    rows, tiles = radii.reshape(-1, 2), tile_width * tile_height
+    if not packed:
+        per_image = max(1, means2d.shape[-2])
+        image_ids = torch.arange(len(rows), device=rows.device) // per_image
+    elif image_ids is None or n_images is None:
+        raise ValueError("isect_tiles(): packed rows need n_images and image_ids")
+    centre, half = means2d.reshape(-1, 2) / tile_size, rows / tile_size
+    limit = torch.tensor([tile_width, tile_height], device=centre.device)
+    low = torch.minimum((centre - half).floor().long().clamp(min=0), limit)
+    high = torch.minimum((centre + half).ceil().long().clamp(min=0), limit)
+    sides = (high - low) * (rows > 0).all(dim=-1, keepdim=True)
+    per = sides.prod(dim=-1)
+    row = torch.repeat_interleave(torch.arange(len(per), device=per.device), per)
+    place = torch.arange(len(row), device=per.device) - (per.cumsum(0) - per)[row]
+    wide = sides[row, 0]
+    tile = (low[row, 1] + place // wide) * tile_width + low[row, 0] + place % wide
+    depth = depths.reshape(-1)[row].float().view(torch.int32).long() & 0xFFFFFFFF
+    ids = (((image_ids.long()[row] << tiles.bit_length()) | tile) << _DEPTH_BITS) | depth
+    if sort:
+        ids, order = torch.sort(ids, stable=True)
+        row = row[order]
+    return per.int().view(radii.shape[:-1]), ids, row.int()
+
+
+@torch.no_grad()
+def isect_offset_encode(isect_ids: Tensor, n_images: int, tile_width: int, tile_height: int) -> Tensor:
+    """Return [n_images, tile_height, tile_width] int32, where each tile's intersections begin in the sorted ids."""
+    tiles = tile_width * tile_height
+    key = isect_ids >> _DEPTH_BITS
+    bits = tiles.bit_length()
+    listed = (key >> bits) * tiles + (key & ((1 << bits) - 1))
+    begins = torch.searchsorted(listed, torch.arange(n_images * tiles, device=listed.device))
+    return begins.int().view(n_images, tile_height, tile_width)
+
+
+def rasterize_to_pixels(
+    means2d: Tensor,
+    conics: Tensor,
+    colors: Tensor,
+    opacities: Tensor,
+    image_width: int,
+    image_height: int,
+    tile_size: int,
+    isect_offsets: Tensor,
+    flatten_ids: Tensor,
+    backgrounds: Tensor | None = None,
+    masks: Tensor | None = None,
+    packed: bool = False,
+    absgrad: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Blend projected Gaussians in the order of their lists; differentiable in all but the lists.
+
+    means2d [..., N, 2], conics [..., N, 3], colors [..., N, D] of any D and sign, opacities [..., N]; with ``packed``
+        [nnz, ...]. backgrounds: [..., D].
+    isect_offsets [..., tile_height, tile_width], flatten_ids [I]: from isect_offset_encode() and isect_tiles().
+    masks: [..., tile_height, tile_width] bool; tiles with False show the background alone.
+    absgrad: backward() leaves the sums of the pixels' magnitudes in ``means2d.absgrad``.
+
+    Returns images [..., image_height, image_width, D] and alphas [..., image_height, image_width, 1].
+    Raises NotImplementedError for tiles of other than 16 pixels, ValueError for shapes that do not fit.
+    """
+    call = "rasterize_to_pixels()"
+    if tile_size != abi.TILE:
+        raise refuse(call, "tile_size", tile_size, f"give isect_tiles() and this call {abi.TILE}")
+    channels, images = colors.shape[-1], isect_offsets.shape[:-2]
+    grid = (tile_rows_of(image_height), tile_rows_of(image_width))
+    tail = means2d.shape[:-1]
+    wanted = {
+        "conics": (conics, (*tail, 3)),
+        "colors": (colors, (*tail, channels)),
+        "opacities": (opacities, tail),
+        "isect_offsets": (isect_offsets, (*images, *grid)),
+    }
+    if not packed:
+        wanted["means2d"] = (means2d, (*images, *means2d.shape[-2:-1], 2))
+    if backgrounds is not None:
+        wanted["backgrounds"] = (backgrounds, (*images, channels))
+    if masks is not None:
+        wanted["masks"] = (masks, (*images, *grid))
+    for name, (tensor, shape) in wanted.items():
+        if tuple(tensor.shape) != tuple(shape):
+            raise ValueError(f"{call}: {name} has shape {tuple(tensor.shape)}, not {tuple(shape)}")
+    if channels == 0:
+        raise ValueError(f"{call}: colors has no channels")
+    dtype = torch.float64 if means2d.dtype == torch.float64 else torch.float32
+    with torch.autocast(means2d.device.type, enabled=False):
+        rows = [
+            tensor.reshape(-1, *tensor.shape[len(tail) :]).to(dtype) for tensor in (means2d, conics, opacities, colors)
+        ]
+        size = (image_height, image_width)
+        lists = _Lists(isect_offsets, flatten_ids, masks)
+        behind = None if backgrounds is None else backgrounds.reshape(-1, channels).to(dtype)
+        blended, magnitudes = [], []
+        for index in range(math.prod(images)):
+            starts, used, gaussians = lists.of(index)
+            background = rows[3].new_zeros(channels) if behind is None else behind[index]
+            lens = _Lens(size, starts, gaussians)
+            blended.append(_BlendLists.apply(lens, background, *(tensor[used] for tensor in rows)))  # type: ignore[no-untyped-call]
+            magnitudes.append((used, lens))
+        if absgrad and means2d.requires_grad:
+            _fill_absgrad(means2d, magnitudes)
+        if not blended:
+            # Empty, but part of the graph, so that backward() works.
+            nothing = sum(tensor.flatten()[:0].sum() for tensor in rows)
+            return tuple(rows[3].new_zeros(*images, *size, width) + nothing for width in (channels, 1))  # type: ignore[return-value]
+        image, alpha = (torch.stack(parts) for parts in zip(*blended, strict=True))
+    return image.view(*images, *size, channels), alpha.view(*images, *size, 1)
+
+
+class _Lists:
+    """The intersections of all images, cut into those of each."""
+
+    def __init__(self, isect_offsets: Tensor, flatten_ids: Tensor, masks: Tensor | None) -> None:
+        tiles = isect_offsets.shape[-2] * isect_offsets.shape[-1]
+        begins = isect_offsets.reshape(-1, tiles).long()
+        self.rows = flatten_ids.long()
+        flat = torch.cat([begins.flatten(), begins.new_tensor([len(self.rows)])])
+        ends = flat[1:].view_as(begins)
+        self.begins, self.counts = begins, ends - begins
+        if masks is not None:
+            self.counts = self.counts * masks.reshape(-1, tiles)
+
+    def of(self, image: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (starts [T + 1] of each tile's intersections, rows [V] that are used, [I] indices into these)."""
+        counts = self.counts[image]
+        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        shift = torch.repeat_interleave(self.begins[image] - starts[:-1], counts)
+        rows = self.rows[torch.arange(len(shift), device=shift.device) + shift]
+        used, gaussians = torch.unique(rows, return_inverse=True)
+        return starts, used, gaussians
+
+
+class _Lens:
+    """The frame of one image, and the magnitudes that its backward pass leaves."""
+
+    def __init__(self, size: tuple[int, int], starts: Tensor, gaussians: Tensor) -> None:
+        self.height, self.width = size
+        self.starts, self.gaussians = starts, gaussians
+        self.absgrad: Tensor | None = None
+
+    def view(self) -> abi.View:
+        """Return the image for the native side; projection is done, so its camera does not matter."""
+        return abi.View(
+            width=self.width,
+            height=self.height,
+            tile_row_begin=0,
+            tile_row_end=tile_rows_of(self.height),
+            fx=1.0,
+            fy=1.0,
+            z_far=1.0,
+        )
+
+    def masks(self, means2d: Tensor, conics: Tensor, opacities: Tensor) -> Tensor:
+        """Return [I] int32, the 4x4 blocks of the tile that the box of each intersection's Gaussian meets."""
+        a, b, c = conics.unbind(dim=-1)
+        # Where the box has no numbers, or the conic is no ellipse, all blocks are looked at.
+        reach = 2.0 * (opacities / ALPHA_MIN).clamp(min=1.0).log() / (a * c - b * b)
+        half = torch.stack([c * reach, a * reach], dim=-1).sqrt()
+        half = torch.where(half.isfinite(), 1.001 * half + 0.01, math.inf)[self.gaussians]
+        counts = self.starts[1:] - self.starts[:-1]
+        tile = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+        across = tile_rows_of(self.width)
+        corner = torch.stack([tile % across, tile // across], dim=-1) * abi.TILE
+        centre = means2d[self.gaussians] - corner
+        side = abi.TILE // _BLOCKS
+        # A block's first and last pixel centres are half a pixel inside it.
+        low = ((centre - half + 0.5) / side).floor().clamp(min=0, max=_BLOCKS).nan_to_num(0.0).int()
+        high = ((centre + half - 0.5) / side).floor().clamp(min=-1, max=_BLOCKS - 1).nan_to_num(_BLOCKS - 1.0).int()
+        bits = torch.where(high >= low, (2 << high) - (1 << low), 0)
+        row, column = bits[:, 1], bits[:, 0]
+        return sum((((row >> k) & 1) * column) << (_BLOCKS * k) for k in range(_BLOCKS))  # type: ignore[return-value]
+
+
+class _BlendLists(torch.autograd.Function):
+    """The native blending of listed Gaussians as a node of the graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, lens: _Lens, background: Tensor, means2d: Tensor, conics: Tensor, opacities: Tensor, colors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        backend = backend_for(means2d.device, means2d.dtype)
+        context, view = RasterContext(backend, slack=0.0), lens.view()
+        projected = means2d.new_zeros(len(means2d), abi.PROJECTED)
+        projected[:, :2] = means2d
+        projected[:, 2:5] = conics / (conics.new_tensor([2.0, 1.0, 2.0]) * math.log(2.0))
+        projected[:, 5] = opacities.log2()
+        colors, background = colors.contiguous(), background.contiguous()
+        context.set_projected(projected, torch.zeros_like(means2d[:, 0], dtype=torch.int32))
+        context.set_lists(view, lens.starts, lens.gaussians, lens.masks(means2d, conics, opacities))
+        context.set_channels(colors)
+        image = means2d.new_empty(lens.height, lens.width, colors.shape[1])
+        alpha = means2d.new_empty(lens.height, lens.width)
+        context.blend(view, background, image, alpha, None)
+        ctx.lens, ctx.context = lens, context
+        ctx.save_for_backward(background, image, alpha, conics, opacities, colors)
+        return image, alpha
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, v_image: Tensor | None, v_alpha: Tensor | None) -> tuple[Tensor | None, ...]:
+        background, image, alpha, conics, opacities, colors = ctx.saved_tensors
+        context, lens = ctx.context, ctx.lens
+        view = lens.view()
+        v_image = torch.zeros_like(image) if v_image is None else v_image.contiguous()
+        v_alpha = None if v_alpha is None else v_alpha.contiguous()
+        v_background = torch.empty_like(background) if ctx.needs_input_grad[1] else None
+        v_colors = torch.zeros_like(colors)
+        out, v_out = context.images(view, image, alpha, None), context.images(view, v_image, v_alpha, None)
+        context.native.with_abs = True
+        context.blend_vjp(view, background, out, v_out, v_background, v_colors)
+        sums = context.summed_isect_grads()[: len(conics)]
+        a, b, c = conics.unbind(dim=1)
+        v, vx, vy, vxx, vxy, vyy = sums[:, :6].unbind(dim=1)
+        lens.absgrad = sums[:, 10:12] * math.log(2.0)
+        v_means2d = torch.stack([a * vx + b * vy, b * vx + c * vy], dim=1)
+        v_conics = torch.stack([-0.5 * vxx, -vxy, -0.5 * vyy], dim=1)
+        v_opacities = torch.where(opacities > 0, v / opacities, 0.0)
+        return None, v_background, v_means2d, v_conics, v_opacities, v_colors
+
+
+def _fill_absgrad(means2d: Tensor, images: list[tuple[Tensor, _Lens]]) -> None:
+    """Have backward() leave the pixels' magnitudes in ``means2d.absgrad``."""
+    known = weakref.ref(means2d)  # means2d holds the hook
+
+    def fill(_: Tensor) -> None:
+        tensor = known()
+        if tensor is None:
+            return
+        total = torch.zeros_like(tensor).reshape(-1, 2)
+        for used, lens in images:
+            if lens.absgrad is not None:
+                total.index_add_(0, used, lens.absgrad.to(total))
+        tensor.absgrad = total.view_as(tensor)  # type: ignore[attr-defined]
+
+    means2d.register_hook(fill)  # type: ignore[no-untyped-call]
