@@ -14,6 +14,8 @@ import splatcli
 from splatcli import DefaultStrategy, MCMCStrategy
 from splatcli.errors import UsageError
 from splatcli.reproducible import logit_of
+from splatcli.train.densify import gsplat_edits
+from splatcli.train.densify.gsplat_strategies import Strategy
 from splatcli.train.densify.mcmc import compute_relocation
 from tests.native.cases import NEEDS_COMPILER
 from tests.rasterizer.test_rasterization import seen_by
@@ -279,3 +281,99 @@ def test_a_loop_as_gsplat_writes_it_fits_images(name: str, packed: bool) -> None
     assert len(params["means"]) > 60
     assert losses[-1] < 0.8 * losses[0]
     strategy.check_sanity(params, optimizers)
+
+
+def with_statistics(n: int = 12) -> tuple[Any, dict[str, torch.optim.Adam], dict[str, Any]]:
+    params, optimizers = trained(n)
+    return params, optimizers, {"grad2d": torch.arange(float(n)), "count": None, "scene_scale": 2.0}
+
+
+def test_rows_are_copied_split_and_removed_with_moments_and_statistics() -> None:
+    params, optimizers, state = with_statistics()
+    old = {name: value.detach().clone() for name, value in params.items()}
+    mask = torch.zeros(12, dtype=torch.bool)
+    mask[[2, 5]] = True
+    gsplat_edits.duplicate(params, optimizers, state, mask)
+    for name in old:
+        assert torch.equal(params[name], torch.cat([old[name], old[name][mask]]))
+        assert moments(params, optimizers, name) == [*range(1, 13), 0, 0]
+    assert state["grad2d"].tolist() == [*map(float, range(12)), 2.0, 5.0]
+    gsplat_edits.remove(params, optimizers, state, torch.arange(14) >= 12)
+    assert moments(params, optimizers) == [*range(1, 13)]
+    for revised in (False, True):
+        params, optimizers, state = with_statistics()
+        gsplat_edits.split(params, optimizers, state, mask, revised_opacity=revised)
+        stay = [row for row in range(12) if row not in (2, 5)]
+        assert state["grad2d"].tolist() == [*map(float, stay), 2.0, 5.0, 2.0, 5.0]
+        assert moments(params, optimizers) == [*(row + 1 for row in stay), 0, 0, 0, 0]
+        for name in ("quats", "sh0", "shN"):
+            assert torch.equal(params[name][10:], old[name][[2, 5, 2, 5]])
+        assert_close(params["scales"][10:], old["scales"][[2, 5, 2, 5]] - math.log(1.6))
+        assert float((params["means"].detach()[10:] - old["means"][[2, 5, 2, 5]]).abs().min()) > 0.0
+        opacity, parent = params["opacities"][10:].sigmoid(), old["opacities"][[2, 5, 2, 5]].sigmoid()
+        assert_close(1 - (1 - opacity) ** 2 if revised else opacity, parent)
+
+
+def test_dead_rows_become_copies_of_living_ones() -> None:
+    torch.manual_seed(4)
+    params, optimizers, state = with_statistics()
+    old = {name: value.detach().clone() for name, value in params.items()}
+    mask = torch.arange(12) < 4
+    gsplat_edits.relocate(params, optimizers, state, mask, binoms=torch.zeros(51, 51), min_opacity=0.005)
+    assert len(params["means"]) == 12
+    sources = [int((old["sh0"] == row).flatten(1).all(dim=1).nonzero()[0]) for row in params["sh0"][:4]]
+    assert min(sources) >= 4
+    for row in set(sources):
+        places = torch.tensor([row, *(k for k in range(4) if sources[k] == row)])
+        opacity, scales = gsplat_edits.compute_relocation(
+            old["opacities"][row : row + 1].sigmoid(), old["scales"][row : row + 1].exp(), torch.tensor([len(places)])
+        )
+        assert_close(params["opacities"][places].sigmoid(), opacity.expand(len(places)))
+        assert_close(params["scales"][places].exp(), scales.expand(len(places), 3))
+        assert not any(moments(params, optimizers)[place] for place in places.tolist())
+    untouched = [row for row in range(4, 12) if row not in sources]
+    assert torch.equal(params["opacities"][untouched], old["opacities"][untouched])
+    gsplat_edits.sample_add(params, optimizers, state, 3)
+    assert len(params["means"]) == len(state["grad2d"]) == 15
+    assert moments(params, optimizers)[12:] == [0, 0, 0]
+
+
+def test_copies_are_no_fainter_than_the_least_opacity() -> None:
+    torch.manual_seed(0)
+    params, optimizers, state = with_statistics()
+    with torch.no_grad():
+        params["opacities"].fill_(logit_of(0.006))
+    gsplat_edits.sample_add(params, optimizers, state, 3, min_opacity=0.005)
+    assert float(params["opacities"].detach().min()) >= logit_of(0.005) - 1e-5
+
+
+def test_a_parameter_and_its_moments_are_replaced_by_functions() -> None:
+    params, optimizers = trained()
+    keys = []
+
+    def moved(key: str, moment: Tensor) -> Tensor:
+        keys.append(key)
+        return torch.cat([moment, moment[:1]])
+
+    gsplat_edits.update_param_with_optimizer(
+        lambda name, value: nn.Parameter(torch.cat([value, value[:1]])), moved, params, optimizers, ["means"]
+    )
+    assert keys == ["exp_avg", "exp_avg_sq"]
+    assert moments(params, optimizers) == [*range(1, 13), 1]
+    assert optimizers["means"].param_groups[0]["params"][0] is params["means"]
+    assert len(params["scales"]) == 12
+
+
+def test_a_strategy_of_ones_own_overrides_what_gsplat_names() -> None:
+    class Cautious(DefaultStrategy):
+        def _prune_gs(self, params: Any, optimizers: Any, state: dict[str, Any], step: int) -> int:
+            return 0
+
+    strategy = Cautious(refine_start_iter=0, refine_every=1, grow_grad2d=1e9)
+    params, optimizers = trained()
+    with torch.no_grad():
+        params["opacities"].fill_(logit_of(0.001))
+    info = info_of(torch.zeros(1, 12, 2), torch.ones(1, 12, 2, dtype=torch.int32))
+    strategy.step_post_backward(params, optimizers, strategy.initialize_state(), 1, info)
+    assert len(params["means"]) == 12
+    assert isinstance(strategy, Strategy)

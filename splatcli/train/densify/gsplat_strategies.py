@@ -1,47 +1,49 @@
 """DefaultStrategy and MCMCStrategy: gsplat's interface to density control, for training loops written for gsplat.
 
 They change a dictionary of parameters and the torch optimizers of each, in place, by what rasterization() reports of a
-view. Parameters are raw, as there: scales are logarithms, opacities logits. A refinement is decided for all rows first;
-one function then applies it to parameters, moments and statistics. Random numbers follow torch.manual_seed().
+view. Parameters are raw, as there: scales are logarithms, opacities logits. gsplat_edits.py changes parameters, moments
+and statistics together. Random numbers follow torch.manual_seed().
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from splatcli.config import Schedule, StrategyConfig
 from splatcli.errors import UsageError
-from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.step_inputs import NOISE_STEEPNESS, NOISE_THRESHOLD, DensifyStats
-from splatcli.reproducible import logit_of, rotate
-from splatcli.train.densify.default import revised_opacities, sample_split
+from splatcli.reproducible import logit_of
+from splatcli.train.densify.gsplat_edits import (
+    NEEDED,
+    Optimizers,
+    Params,
+    State,
+    apply_rows,
+    duplicate,
+    generator_of_torch,
+    push,
+    raw_of,
+    remove,
+    reset_opa,
+    split,
+)
 from splatcli.train.densify.mcmc import McmcStrategy
 
-#: A dict or nn.ParameterDict; optimizers under the same names; what a strategy keeps from step to step.
-Params = MutableMapping[str, Any]
-Optimizers = Mapping[str, torch.optim.Optimizer]
-State = dict[str, Any]
 
-#: The parameters that a strategy reads; others are kept, copied and removed along with them.
-_NEEDED = ("means", "scales", "quats", "opacities")
-
-
-class _Strategy:
-    """The parts that both share."""
-
-    verbose: bool
+@dataclass
+class Strategy:
+    """The interface of gsplat's strategies, for one's own too."""
 
     def check_sanity(self, params: Params, optimizers: Optimizers) -> None:
         """Raise UsageError unless each trained parameter has an optimizer of its own, and none is missing."""
-        missing = [name for name in _NEEDED if name not in params]
+        missing = [name for name in NEEDED if name not in params]
         if missing:
-            raise UsageError(f"params has no {missing[0]!r}", where="check_sanity()", remedy=", ".join(_NEEDED))
+            raise UsageError(f"params has no {missing[0]!r}", where="check_sanity()", remedy=", ".join(NEEDED))
         trained = {name for name, value in params.items() if value.requires_grad}
         if trained != set(optimizers):
             named = ", ".join(sorted(trained ^ set(optimizers)))
@@ -53,13 +55,20 @@ class _Strategy:
             if len(held) != 1 or held[0] is not params[name]:
                 raise UsageError(f"the optimizer {name!r} does not hold this parameter alone", where="check_sanity()")
 
-    def _report(self, text: str) -> None:
-        if self.verbose:
-            print(text)
+    def step_pre_backward(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing; called before backward()."""
+
+    def step_post_backward(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing; called after backward()."""
+
+
+def _report(strategy: DefaultStrategy | MCMCStrategy, text: str) -> None:
+    if strategy.verbose:
+        print(text)
 
 
 @dataclass
-class DefaultStrategy(_Strategy):
+class DefaultStrategy(Strategy):
     """Adaptive density control with gsplat's fields and defaults; call step_pre_backward() and step_post_backward().
 
     Every ``refine_every`` steps after ``refine_start_iter``, Gaussians whose projected mean has a gradient above
@@ -116,19 +125,19 @@ class DefaultStrategy(_Strategy):
         _refuse_scene("DefaultStrategy", scene)
         if step >= self.refine_stop_iter:
             return
-        self._add(params, state, info, packed)
+        self._update_state(params, state, info, packed)
         due = step > self.refine_start_iter and step % self.refine_every == 0
         if due and step % self.reset_every >= self.pause_refine_after_reset:
-            cloned, split = self._grow(params, optimizers, state, step)
-            pruned = self._prune(params, optimizers, state, step)
+            cloned, split = self._grow_gs(params, optimizers, state, step)
+            pruned = self._prune_gs(params, optimizers, state, step)
             count = len(params["means"])
-            self._report(f"step {step}: {cloned} duplicated, {split} split, {pruned} pruned, {count} Gaussians")
+            _report(self, f"step {step}: {cloned} duplicated, {split} split, {pruned} pruned, {count} Gaussians")
             for name in ("grad2d", "count", "radii"):
                 state[name] = None
         if step > 0 and step % self.reset_every == 0:
-            _reset_opacities(params, optimizers, 2.0 * self.prune_opa)
+            reset_opa(params, optimizers, state, 2.0 * self.prune_opa)
 
-    def _add(self, params: Params, state: State, info: Mapping[str, Any], packed: bool) -> None:
+    def _update_state(self, params: Params, state: State, info: Mapping[str, Any], packed: bool) -> None:
         means2d, radii = info[self.key_for_gradient], info["radii"]
         gradient = means2d.absgrad if self.absgrad else means2d.grad
         if gradient is None:
@@ -148,29 +157,23 @@ class DefaultStrategy(_Strategy):
         share = radii.amax(dim=-1).to(norms) / max(info["width"], info["height"])
         state["radii"].scatter_reduce_(0, rows, share, "amax")
 
-    def _grow(self, params: Params, optimizers: Optimizers, state: State, step: int) -> tuple[int, int]:
+    def _grow_gs(self, params: Params, optimizers: Optimizers, state: State, step: int) -> tuple[int, int]:
         """Duplicate and split; return the numbers of both."""
         high = state["grad2d"] / state["count"].clamp(min=1.0) > self.grow_grad2d
         small = params["scales"].amax(dim=-1) <= math.log(self.grow_scale3d * state["scene_scale"])
         becomes_two = high & ~small
         if step < self.refine_scale2d_stop_iter:
             becomes_two |= state["radii"] > self.grow_scale2d
-        stay, copies, split = (mask.nonzero()[:, 0] for mask in (~becomes_two, high & small, becomes_two))
-        source = torch.cat([stay, copies, split, split])
-        fresh = torch.arange(len(source), device=source.device) >= len(stay)
-        values = {}
-        if len(split):
-            children = len(source) - 2 * len(split)
-            for name, made in zip(("means", "scales"), sample_split(_raw(params), split, _generator()), strict=True):
-                values[name] = torch.cat([params[name][source[:children]], made])
-            if self.revised_opacity:
-                kept = params["opacities"][source]
-                kept[children:] = revised_opacities(kept[children:], 1.0)
-                values["opacities"] = kept
-        _apply(params, optimizers, state, source, fresh, values)
-        return len(copies), len(split)
+        copied = high & small
+        count, children = int(copied.sum()), int(becomes_two.sum())
+        if count:
+            duplicate(params, optimizers, state, copied)
+        if children:
+            becomes_two = torch.nn.functional.pad(becomes_two, (0, count))
+            split(params, optimizers, state, becomes_two, self.revised_opacity)
+        return count, children
 
-    def _prune(self, params: Params, optimizers: Optimizers, state: State, step: int) -> int:
+    def _prune_gs(self, params: Params, optimizers: Optimizers, state: State, step: int) -> int:
         """Remove faint and huge Gaussians; return their number."""
         # Written so that a NaN is removed.
         kept = params["opacities"].reshape(-1) >= logit_of(self.prune_opa)
@@ -178,15 +181,14 @@ class DefaultStrategy(_Strategy):
             kept &= params["scales"].amax(dim=-1) <= math.log(self.prune_scale3d * state["scene_scale"])
             if step < self.refine_scale2d_stop_iter:
                 kept &= state["radii"] <= self.prune_scale2d
-        rows = kept.nonzero()[:, 0]
-        before = len(kept)
-        if len(rows) < before:
-            _apply(params, optimizers, state, rows, torch.zeros_like(rows, dtype=torch.bool), {})
-        return before - len(rows)
+        count = int((~kept).sum())
+        if count:
+            remove(params, optimizers, state, ~kept)
+        return count
 
 
 @dataclass
-class MCMCStrategy(_Strategy):
+class MCMCStrategy(Strategy):
     """Density control of 3DGS-MCMC with gsplat's fields and defaults; call step_post_backward() only.
 
     Every ``refine_every`` steps dead Gaussians are relocated onto others, and 5 % are added up to ``cap_max``
@@ -226,93 +228,26 @@ class MCMCStrategy(_Strategy):
     ) -> None:
         """Relocate and add if it is time, and add noise. lr: the learning rate of the means in this step."""
         _refuse_scene("MCMCStrategy", scene)
-        raw = _raw(params)
+        raw = raw_of(params)
         config = StrategyConfig(name="mcmc", prune_opacity=self.min_opacity)
         schedule = Schedule(
             refine_start=self.refine_start_iter, refine_stop=self.refine_stop_iter, refine_every=self.refine_every
         )
         engine = McmcStrategy(config, schedule, self.refine_stop_iter, 0, self.cap_max)
         stats = DensifyStats.zeros(0)
-        refinement = engine.refine(step, raw, stats, _generator()) if engine.refines_at(step) else None
+        refinement = engine.refine(step, raw, stats, generator_of_torch()) if engine.refines_at(step) else None
         if refinement is not None:
             shape = params["opacities"].shape[1:]
             values = {
                 "scales": refinement.values["log_scales"],
                 "opacities": refinement.values["logit_opacities"].view(-1, *shape),
             }
-            _apply(params, optimizers, state, refinement.source, refinement.reset_moments, values)
+            apply_rows(params, optimizers, state, refinement.source, refinement.reset_moments, values)
             count = len(params["means"])
             moved, added = refinement.relocated, refinement.cloned
-            self._report(f"step {step}: {moved} relocated, {added} added, {count} Gaussians")
+            _report(self, f"step {step}: {moved} relocated, {added} added, {count} Gaussians")
         if self.noise_injection_stop_iter < 0 or step < self.noise_injection_stop_iter:
-            self._add_noise(params, lr * self.noise_lr)
-
-    def _add_noise(self, params: Params, scale: float) -> None:
-        means, quats, scales = (params[name].detach() for name in ("means", "quats", "scales"))
-        opacities = params["opacities"].detach().reshape(-1, 1).sigmoid()
-        fading = torch.sigmoid(self.noise_opacity_k * (self.noise_opacity_t - opacities))
-        # The covariance times the noise: into the Gaussian's axes, by the variances, and back.
-        inverse = quats * quats.new_tensor([1.0, -1.0, -1.0, -1.0])
-        local = rotate(inverse, torch.randn_like(means) * fading * scale) * (2.0 * scales).exp()
-        means += rotate(quats, local).to(means.dtype)
-
-
-def _raw(params: Params) -> Gaussians:
-    """Return the parameters that strategies read, without colours."""
-    means, scales, quats, opacities = (params[name].detach() for name in _NEEDED)
-    colours = means.new_zeros(len(means), 1, 3)
-    return Gaussians(means, quats, scales, opacities.reshape(-1), colours[:, 0], colours[:, :0])
-
-
-def _generator() -> torch.Generator:
-    """Return a generator on the CPU, seeded by torch's own."""
-    return torch.Generator().manual_seed(int(torch.randint(2**31, ())))
-
-
-def _apply(
-    params: Params, optimizers: Optimizers, state: State, source: Tensor, fresh: Tensor, values: Mapping[str, Tensor]
-) -> None:
-    """Replace all rows of parameters, moments and statistics by those of ``source`` [M].
-
-    fresh: [M] bool, rows that begin with zero moments. values: name -> [M, ...] instead of the copied rows.
-    """
-    count = len(params["means"])
-    for name in list(params):
-        column = values.get(name, params[name].detach()[source])
-        _replace(params, optimizers, name, column, lambda moment: _moved(moment, source, fresh))
-    for name, kept in state.items():
-        if isinstance(kept, Tensor) and kept.dim() and len(kept) == count:
-            state[name] = kept[source]
-
-
-def _moved(moment: Tensor, source: Tensor, fresh: Tensor) -> Tensor:
-    moved = moment[source]
-    moved[fresh] = 0.0
-    return moved
-
-
-def _reset_opacities(params: Params, optimizers: Optimizers, ceiling: float) -> None:
-    """Lower all opacities to ``ceiling`` at most; their moments begin anew."""
-    lowered = params["opacities"].detach().clamp(max=logit_of(ceiling))
-    _replace(params, optimizers, "opacities", lowered, torch.zeros_like)
-
-
-def _replace(params: Params, optimizers: Optimizers, name: str, column: Tensor, moved: Any) -> None:
-    """Put ``column`` in the place of a parameter, and ``moved`` of its moments in its optimizer."""
-    old = params[name]
-    new = nn.Parameter(column, old.requires_grad) if isinstance(old, nn.Parameter) else column
-    new.requires_grad_(old.requires_grad)
-    optimizer = optimizers.get(name)
-    if optimizer is not None:
-        for group in optimizer.param_groups:
-            group["params"] = [new if tensor is old else tensor for tensor in group["params"]]
-        entry = optimizer.state.pop(old, {})
-        # Moments have the shape of the parameter; the number of the step has not.
-        optimizer.state[new] = {
-            key: moved(value) if isinstance(value, Tensor) and value.shape == old.shape else value
-            for key, value in entry.items()
-        }
-    params[name] = new
+            push(params, lr * self.noise_lr, self.noise_opacity_t, self.noise_opacity_k)
 
 
 def _refuse_scene(name: str, scene: object) -> None:

@@ -100,7 +100,7 @@ class McmcStrategy:
     ) -> Refinement | None:
         if not self.refines_at(step):
             return None
-        rows = _Rows.of(gaussians)
+        rows = CopiedRows.of(gaussians)
         # Written so that a NaN is dead.
         dead = ~(rows.logits > logit_of(self.config.prune_opacity))
         moved = self._relocate(rows, dead, generator)
@@ -115,7 +115,7 @@ class McmcStrategy:
             relocated=moved,
         )
 
-    def _relocate(self, rows: _Rows, dead: Tensor, generator: torch.Generator) -> int:
+    def _relocate(self, rows: CopiedRows, dead: Tensor, generator: torch.Generator) -> int:
         """Relocate dead rows: they become copies of living ones. Return their number."""
         places = dead.nonzero().squeeze(1)
         chosen = sample_rows(rows.weights().masked_fill(dead, 0.0), len(places), generator)
@@ -125,7 +125,7 @@ class McmcStrategy:
         rows.copy(places, chosen)
         return len(places)
 
-    def _grow(self, rows: _Rows, target: int, generator: torch.Generator) -> int:
+    def _grow(self, rows: CopiedRows, target: int, generator: torch.Generator) -> int:
         """Append copies up to ``target`` rows. Return their number."""
         chosen = sample_rows(rows.weights(), max(0, target - len(rows.source)), generator)
         if len(chosen) == 0:
@@ -136,7 +136,7 @@ class McmcStrategy:
 
 
 @dataclass(slots=True, eq=False)
-class _Rows:
+class CopiedRows:
     """The new rows: their sources [M], whether their moments are reset [M], logits and log-scales."""
 
     source: Tensor
@@ -145,7 +145,7 @@ class _Rows:
     log_scales: Tensor
 
     @classmethod
-    def of(cls, gaussians: Gaussians) -> _Rows:
+    def of(cls, gaussians: Gaussians) -> CopiedRows:
         source = torch.arange(len(gaussians), device=gaussians.device)
         reset_moments = torch.zeros(len(gaussians), dtype=torch.bool, device=gaussians.device)
         return cls(source, reset_moments, gaussians.logit_opacities.clone(), gaussians.log_scales.clone())
