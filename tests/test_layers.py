@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "splatcli"
 #: order in which they may use each other.
 LAYERS = (
     ("cli",),
-    ("api",),
+    ("gsplat", "api"),
     ("viewer", "mesh", "render", "train", "sfm", "edit", "formats", "doctor", "bench", "lightning"),
     ("rasterizer", "output_files", "checkpoint"),
     ("native", "scene", "distributed"),

@@ -19,6 +19,9 @@ from splatcli.rasterizer.gsplat_ops import refuse
 from splatcli.rasterizer.reference import ALPHA_MIN
 from splatcli.rasterizer.rendering import backend_for
 
+#: Pixels a side of the tiles that rasterize_to_pixels() takes lists of.
+TILE_SIZES = (4, 8, 16)
+
 #: Bits of a depth in an intersection's id.
 _DEPTH_BITS = 32
 
@@ -111,13 +114,14 @@ def rasterize_to_pixels(
     absgrad: backward() leaves the sums of the pixels' magnitudes in ``means2d.absgrad``.
 
     Returns images [..., image_height, image_width, D] and alphas [..., image_height, image_width, 1].
-    Raises NotImplementedError for tiles of other than 16 pixels, ValueError for shapes that do not fit.
+    Raises NotImplementedError for tiles of other than 4, 8 or 16 pixels, ValueError for shapes that do not fit.
     """
     call = "rasterize_to_pixels()"
-    if tile_size != abi.TILE:
-        raise refuse(call, "tile_size", tile_size, f"give isect_tiles() and this call {abi.TILE}")
+    if tile_size not in TILE_SIZES:
+        remedy = f"give isect_tiles() and this call {', '.join(map(str, TILE_SIZES))}"
+        raise refuse(call, "tile_size", tile_size, remedy)
     channels, images = colors.shape[-1], isect_offsets.shape[:-2]
-    grid = (tile_rows_of(image_height), tile_rows_of(image_width))
+    grid = (-(-image_height // tile_size), -(-image_width // tile_size))
     tail = means2d.shape[:-1]
     wanted = {
         "conics": (conics, (*tail, 3)),
@@ -142,13 +146,13 @@ def rasterize_to_pixels(
             tensor.reshape(-1, *tensor.shape[len(tail) :]).to(dtype) for tensor in (means2d, conics, opacities, colors)
         ]
         size = (image_height, image_width)
-        lists = _Lists(isect_offsets, flatten_ids, masks)
+        lists = _Lists(isect_offsets, flatten_ids, masks, abi.TILE // tile_size)
         behind = None if backgrounds is None else backgrounds.reshape(-1, channels).to(dtype)
         blended, magnitudes = [], []
         for index in range(math.prod(images)):
-            starts, used, gaussians = lists.of(index)
+            used, *listed = lists.of(index)
             background = rows[3].new_zeros(channels) if behind is None else behind[index]
-            lens = _Lens(size, starts, gaussians)
+            lens = _Lens(size, *listed)
             blended.append(_BlendLists.apply(lens, background, *(tensor[used] for tensor in rows)))  # type: ignore[no-untyped-call]
             magnitudes.append((used, lens))
         if absgrad and means2d.requires_grad:
@@ -162,34 +166,56 @@ def rasterize_to_pixels(
 
 
 class _Lists:
-    """The intersections of all images, cut into those of each."""
+    """The intersections of all images, cut into those of each.
 
-    def __init__(self, isect_offsets: Tensor, flatten_ids: Tensor, masks: Tensor | None) -> None:
-        tiles = isect_offsets.shape[-2] * isect_offsets.shape[-1]
-        begins = isect_offsets.reshape(-1, tiles).long()
+    parts: of the kernels' tiles along a side, of which each has a list. Lists of smaller tiles follow one another in
+    the list of the kernels' tile, each for the 4x4 blocks of its own: these have no pixel in common, so that the order
+    within each is all that matters.
+    """
+
+    def __init__(self, isect_offsets: Tensor, flatten_ids: Tensor, masks: Tensor | None, parts: int) -> None:
+        grid = isect_offsets.shape[-2:]
+        begins = isect_offsets.reshape(-1, *grid).long()
         self.rows = flatten_ids.long()
         flat = torch.cat([begins.flatten(), begins.new_tensor([len(self.rows)])])
-        ends = flat[1:].view_as(begins)
-        self.begins, self.counts = begins, ends - begins
+        counts = flat[1:].view_as(begins) - begins
         if masks is not None:
-            self.counts = self.counts * masks.reshape(-1, tiles)
+            counts = counts * masks.reshape(-1, *grid)
+        down, across = (-(-side // parts) for side in grid)
+        missing = (0, across * parts - grid[1], 0, down * parts - grid[0])
+        self.begins, self.counts = (
+            torch.nn.functional.pad(values, missing)
+            .view(-1, down, parts, across, parts)
+            .transpose(2, 3)
+            .reshape(len(values), down * across * parts * parts)
+            for values in (begins, counts)
+        )
+        side = _BLOCKS // parts
+        blocks = torch.arange(_BLOCKS * _BLOCKS, device=begins.device)
+        part = blocks // _BLOCKS // side * parts + blocks % _BLOCKS // side
+        #: [parts^2] int32, the blocks of each part of a tile.
+        self.blocks = torch.zeros(parts * parts, dtype=torch.int32, device=begins.device).index_add_(
+            0, part, (1 << blocks).int()
+        )
 
-    def of(self, image: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (starts [T + 1] of each tile's intersections, rows [V] that are used, [I] indices into these)."""
+    def of(self, image: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return (rows [V] that are used; starts [T + 1] of the tiles, [I] indices into these rows, [I] blocks)."""
         counts = self.counts[image]
         starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         shift = torch.repeat_interleave(self.begins[image] - starts[:-1], counts)
         rows = self.rows[torch.arange(len(shift), device=shift.device) + shift]
         used, gaussians = torch.unique(rows, return_inverse=True)
-        return starts, used, gaussians
+        parts = len(self.blocks)
+        blocks = torch.repeat_interleave(self.blocks.repeat(len(counts) // parts), counts)
+        return used, starts[::parts], gaussians, blocks
 
 
 class _Lens:
     """The frame of one image, and the magnitudes that its backward pass leaves."""
 
-    def __init__(self, size: tuple[int, int], starts: Tensor, gaussians: Tensor) -> None:
+    def __init__(self, size: tuple[int, int], starts: Tensor, gaussians: Tensor, blocks: Tensor) -> None:
         self.height, self.width = size
-        self.starts, self.gaussians = starts, gaussians
+        self.starts, self.gaussians, self.blocks = starts, gaussians, blocks
         self.absgrad: Tensor | None = None
 
     def view(self) -> abi.View:
@@ -205,7 +231,7 @@ class _Lens:
         )
 
     def masks(self, means2d: Tensor, conics: Tensor, opacities: Tensor) -> Tensor:
-        """Return [I] int32, the 4x4 blocks of the tile that the box of each intersection's Gaussian meets."""
+        """Return [I] int32, the blocks of each intersection that the box of its Gaussian meets."""
         a, b, c = conics.unbind(dim=-1)
         # Where the box has no numbers, or the conic is no ellipse, all blocks are looked at.
         reach = 2.0 * (opacities / ALPHA_MIN).clamp(min=1.0).log() / (a * c - b * b)
@@ -222,7 +248,10 @@ class _Lens:
         high = ((centre + half - 0.5) / side).floor().clamp(min=-1, max=_BLOCKS - 1).nan_to_num(_BLOCKS - 1.0).int()
         bits = torch.where(high >= low, (2 << high) - (1 << low), 0)
         row, column = bits[:, 1], bits[:, 0]
-        return sum((((row >> k) & 1) * column) << (_BLOCKS * k) for k in range(_BLOCKS))  # type: ignore[return-value]
+        met = torch.zeros_like(row)
+        for k in range(_BLOCKS):
+            met |= (((row >> k) & 1) * column) << (_BLOCKS * k)
+        return met & self.blocks
 
 
 class _BlendLists(torch.autograd.Function):

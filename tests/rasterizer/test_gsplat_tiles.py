@@ -128,6 +128,37 @@ def test_packed_rows_and_other_layouts_give_the_same_bits(scene: tuple[Gaussians
     assert_close(single.double(), whole[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("size", [4, 8])
+def test_lists_of_smaller_tiles_give_the_same_pixels_and_gradients(
+    scene: tuple[Gaussians, list[Camera]], size: int
+) -> None:
+    values, offsets, rows = stages(*scene)
+    inputs = [values["means2d"], values["conics"], torch.rand(2, 40, 3, dtype=F64), values["opacities"]]
+    weights = torch.randn(2, HEIGHT, WIDTH, 3, generator=torch.Generator().manual_seed(5), dtype=F64)
+    grid = (-(-WIDTH // size), -(-HEIGHT // size))
+    _, ids, small_rows = isect_tiles(values["means2d"], values["radii"], values["depths"], size, *grid)
+    small = isect_offset_encode(ids, 2, *grid)
+    masks = torch.ones_like(small, dtype=torch.bool)
+    masks[:, 0, 1] = False
+    results, masked = [], torch.empty(0)
+    for tile_size, starts, listed in ((16, offsets, rows), (size, small, small_rows)):
+        leaves = [t.detach().clone().requires_grad_() for t in inputs]
+        image, alpha = rasterize_to_pixels(*leaves, WIDTH, HEIGHT, tile_size, starts, listed)
+        (image * weights).sum().backward()  # type: ignore[no-untyped-call]
+        results.append([image.detach(), alpha.detach(), *(leaf.grad for leaf in leaves)])
+        if tile_size == size:
+            masked = rasterize_to_pixels(*inputs, WIDTH, HEIGHT, tile_size, starts, listed, masks=masks)[0]
+    assert torch.equal(results[1][0], results[0][0])
+    assert torch.equal(results[1][1], results[0][1])
+    for got, expected in zip(results[1][2:], results[0][2:], strict=True):
+        assert got is not None
+        assert_close(got, expected, rtol=1e-9, atol=1e-10)
+    assert float(masked[:, :size, size : 2 * size].abs().max()) == 0.0
+    kept = torch.ones(HEIGHT, WIDTH, dtype=torch.bool)
+    kept[:size, size : 2 * size] = False
+    assert torch.equal(masked[:, kept], results[0][0][:, kept])
+
+
 def test_masked_tiles_show_the_background(scene: tuple[Gaussians, list[Camera]]) -> None:
     values, offsets, rows = stages(*scene)
     given = [values["means2d"], values["conics"], torch.rand(2, 40, 3, dtype=F64), values["opacities"]]
@@ -163,8 +194,8 @@ def test_nothing_to_blend_is_the_background() -> None:
 def test_what_the_pixels_do_not_take_is_named(scene: tuple[Gaussians, list[Camera]]) -> None:
     values, offsets, rows = stages(*scene)
     given = [values["means2d"], values["conics"], torch.rand(2, 40, 3, dtype=F64), values["opacities"]]
-    with pytest.raises(NotImplementedError, match="tile_size=8 is not supported; give isect_tiles"):
-        rasterize_to_pixels(*given, WIDTH, HEIGHT, 8, offsets, rows)
+    with pytest.raises(NotImplementedError, match="tile_size=12 is not supported; give isect_tiles"):
+        rasterize_to_pixels(*given, WIDTH, HEIGHT, 12, offsets, rows)
     with pytest.raises(ValueError, match=r"isect_offsets has shape \(2, 2, 3\), not \(2, 3, 3\)"):
         rasterize_to_pixels(*given, WIDTH, 40, 16, offsets, rows)
     with pytest.raises(ValueError, match="colors has no channels"):

@@ -143,6 +143,14 @@ def update_param_with_optimizer(
         replace(params, optimizers, name, column, optimizer_fn)
 
 
+@torch.no_grad()
+def multinomial_sample(weights: Tensor, n: int, replacement: bool = True) -> Tensor:
+    """Return [n] int64 rows, sampled in proportion to ``weights`` [N]; with replacement for any N."""
+    if len(weights) <= 2**24 or not replacement:
+        return torch.multinomial(weights, n, replacement=replacement)
+    return mcmc.sample_rows(weights / weights.max(), n, generator_of_torch())
+
+
 def push(params: Params, scale: float, threshold: float, steepness: float) -> None:
     """Add noise with the covariance of each Gaussian to the means of those less opaque than ``threshold``."""
     means, quats, scales = (params[name].detach() for name in ("means", "quats", "scales"))
