@@ -1,0 +1,168 @@
+"""gsplat's module paths: every name has a place, `import gsplat` can be ours, and programs run unchanged."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from splatcli import gsplat
+from splatcli.train.selective_adam import SelectiveAdam
+from tests.native.cases import NEEDS_COMPILER
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: A program as they are written for gsplat: names of several modules, one that it only imports, and a loop.
+PROGRAM = """
+import sys
+import torch
+import gsplat.utils
+from fused_ssim import fused_ssim
+from gsplat import RollingShutterType, rasterization_2dgs, spherical_harmonics
+from gsplat.compression import PngCompression
+from gsplat.cuda._wrapper import fully_fused_projection, isect_offset_encode, isect_tiles, rasterize_to_pixels
+from gsplat.distributed import cli
+from gsplat.rendering import rasterization
+from gsplat.strategy import DefaultStrategy
+from gsplat.strategy.ops import _update_param_with_optimizer, remove
+from helper import SIZE
+
+
+def main(local_rank, world_rank, world_size, args):
+    assert (local_rank, world_rank, world_size) == (0, 0, 1)
+    torch.manual_seed(0)
+    params = torch.nn.ParameterDict({
+        "means": torch.rand(20, 3) + torch.tensor([-0.5, -0.5, 2.0]), "quats": torch.rand(20, 4),
+        "scales": torch.full((20, 3), -2.5), "opacities": torch.zeros(20), "colors": torch.rand(20, 3),
+    })
+    optimizers = {name: torch.optim.Adam([value], 1e-2) for name, value in params.items()}
+    strategy = DefaultStrategy(refine_start_iter=0, refine_every=2, grow_grad2d=1e-9)
+    state = strategy.initialize_state()
+    K = torch.tensor([[20.0, 0, SIZE / 2], [0, 20.0, SIZE / 2], [0, 0, 1]])
+    for step in range(4):
+        image, _, info = rasterization(
+            params["means"], params["quats"], params["scales"].exp(), params["opacities"].sigmoid(), params["colors"],
+            torch.eye(4)[None], K[None], SIZE, SIZE, packed=False, rolling_shutter=RollingShutterType.GLOBAL,
+        )
+        strategy.step_pre_backward(params, optimizers, state, step, info)
+        (1 - fused_ssim(image.permute(0, 3, 1, 2), torch.ones(1, 3, SIZE, SIZE))).backward()
+        for optimizer in optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad()
+        strategy.step_post_backward(params, optimizers, state, step, info)
+    print(args, len(params["means"]), sys.argv[1:])
+
+
+if __name__ == "__main__":
+    cli(main, "trained", verbose=True)
+"""
+
+
+def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "splatcli.gsplat", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=120)
+
+
+@NEEDS_COMPILER
+def test_a_program_for_gsplat_runs_unchanged(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/program.py").write_text(PROGRAM)
+    (tmp_path / "there/helper.py").write_text("SIZE = 24\n")
+    done = run("there/program.py", "default", "--steps=4", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split(maxsplit=2)
+    assert words[0] == "trained"
+    assert int(words[1]) > 20
+    assert words[2].strip() == "['default', '--steps=4']"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"), [((), "no program is named"), (("absent.py",), "there is no such program")]
+)
+def test_a_program_that_is_not_there_is_named(arguments: tuple[str, ...], text: str, tmp_path: Path) -> None:
+    done = run(*arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert "help: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_name_is_found_or_says_what_to_do() -> None:
+    assert gsplat._SERVED.keys().isdisjoint(gsplat._UNSERVED)
+    for name in gsplat._SERVED:
+        assert getattr(gsplat, name) is not None
+    for name, remedy in gsplat._UNSERVED.items():
+        made = getattr(gsplat, name)
+        assert isinstance(made, type)  # may stand in an annotation or after isinstance()
+        assert getattr(gsplat, name) is made
+        with pytest.raises(NotImplementedError) as caught:
+            made(1, width=2)
+        assert str(caught.value) == f"gsplat.{name} is not supported; {remedy}"
+    assert [gsplat.has_3dgs(), gsplat.has_2dgs(), gsplat.has_3dgut()] == [True, False, False]
+    with pytest.raises(AttributeError, match="no attribute 'rasterisation'"):
+        _ = gsplat.rasterisation
+    assert {"rasterization", "rasterization_2dgs", "cli"} <= set(dir(gsplat))
+
+
+@pytest.mark.parametrize("path", gsplat._MODULES)
+def test_every_module_has_its_names(path: str) -> None:
+    module = importlib.import_module(f"splatcli.gsplat.{path}")
+    whole: Any = gsplat
+    for part in path.split("."):
+        whole = getattr(whole, part)
+    assert whole is module
+    for name in gsplat._MODULES[path]:
+        assert getattr(module, name) is getattr(gsplat, name)
+        assert name in dir(module)
+    with pytest.raises(AttributeError, match="absent"):
+        _ = module.absent
+    with pytest.raises(ImportError):
+        exec(f"from splatcli.gsplat.{path} import absent")
+
+
+def test_top_names_are_the_same_objects() -> None:
+    import splatcli
+
+    for name in ("rasterization", "spherical_harmonics", "DefaultStrategy", "export_splats"):
+        assert getattr(gsplat, name) is getattr(splatcli, name)
+
+
+def test_install_does_not_replace_another_gsplat(tmp_path: Path) -> None:
+    (tmp_path / "gsplat.py").write_text("")
+    program = "import gsplat, splatcli.gsplat\nsplatcli.gsplat.install()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
+        capture_output=True, timeout=120,
+    )  # fmt: skip
+    assert "another gsplat is imported already" in done.stderr
+
+
+def test_only_visible_rows_take_a_step() -> None:
+    """Adam without bias correction, in double precision by hand."""
+    param = torch.arange(12.0, dtype=torch.float64).view(4, 3).requires_grad_()
+    before, gradient = param.detach().clone(), torch.linspace(-1, 1, 12, dtype=torch.float64).view(4, 3)
+    optimizer = SelectiveAdam([{"params": [param], "lr": 0.1}], eps=1e-8, betas=(0.9, 0.99))
+    visible = torch.tensor([True, False, True, True])
+    mean, square = torch.zeros_like(before), torch.zeros_like(before)
+    expected = before.clone()
+    for mask in (visible, visible & (torch.arange(4) != 2)):
+        param.grad = gradient.clone()
+        optimizer.step(mask)
+        mean[mask] = 0.9 * mean[mask] + 0.1 * gradient[mask]
+        square[mask] = 0.99 * square[mask] + 0.01 * gradient[mask] ** 2
+        expected[mask] -= 0.1 * mean[mask] / (square[mask].sqrt() + 1e-8)
+        torch.testing.assert_close(param.detach(), expected)
+    assert torch.equal(param.detach()[1], before[1])
+    torch.testing.assert_close(optimizer.state[param]["exp_avg"], mean)
+    assert next(iter(inspect.signature(SelectiveAdam).parameters)) == "params"
+    two = SelectiveAdam([{"params": [param, before.clone().requires_grad_()]}])
+    with pytest.raises(ValueError, match="has 2 parameters, not one"):
+        two.step(visible)
