@@ -45,6 +45,8 @@ _SERVED = {
     "isect_tiles": _TILES,
     "isect_offset_encode": _TILES,
     "rasterize_to_pixels": _TILES,
+    "rasterize_to_indices_in_range": _TILES,
+    "accumulate": _TILES,
     "Strategy": _STRATEGIES,
     "DefaultStrategy": _STRATEGIES,
     "MCMCStrategy": _STRATEGIES,
@@ -64,7 +66,6 @@ _SERVED = {
 
 _2DGS = "2DGS is not served; splat mesh makes surfaces of the Gaussians of rasterization()"
 _3DGUT = "3DGUT is not served; undistort the images, as splat does on load, and call rasterization()"
-_LISTS = "blend channels of your own with rasterize_to_pixels()"
 
 #: Names of gsplat that are not served, and the remedy.
 _UNSERVED = {
@@ -80,8 +81,6 @@ _UNSERVED = {
     "FThetaCameraDistortionParameters": _3DGUT,
     "FThetaPolynomialType": _3DGUT,
     "UnscentedTransformParameters": _3DGUT,
-    "accumulate": _LISTS,
-    "rasterize_to_indices_in_range": _LISTS,
     "PngCompression": "export_splats(format='sog') writes a compressed file",
     "save_ply": "export_splats(format='ply') writes a PLY",
     "get_projection_matrix": "rasterization() takes intrinsics, Ks",
@@ -116,6 +115,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "relocation": ("compute_relocation",),
     "cuda": (),
     "cuda._wrapper": _WRAPPER,
+    "cuda._torch_impl": ("accumulate",),
     "exporter": ("export_splats",),
     "optimizers": ("SelectiveAdam",),
     "optimizers.selective_adam": ("SelectiveAdam",),

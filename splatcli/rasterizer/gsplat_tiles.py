@@ -1,4 +1,4 @@
-"""isect_tiles(), isect_offset_encode(), rasterize_to_pixels(): gsplat's stages behind fully_fused_projection().
+"""isect_tiles(), rasterize_to_pixels() and more: gsplat's stages behind fully_fused_projection().
 
 They are for programs that change something between the stages, and for what rasterization() does not have in its one
 pass: another blur, and covariances. Lists are made in torch; the blending is that of the kernels, on CPU and CUDA.
@@ -16,7 +16,7 @@ from torch import Tensor
 from splatcli.native import abi
 from splatcli.rasterizer.context import RasterContext, tile_rows_of
 from splatcli.rasterizer.gsplat_ops import refuse
-from splatcli.rasterizer.reference import ALPHA_MIN
+from splatcli.rasterizer.reference import ALPHA_MAX, ALPHA_MIN, TRANSMITTANCE_MIN
 from splatcli.rasterizer.rendering import backend_for
 
 #: Pixels a side of the tiles that rasterize_to_pixels() takes lists of.
@@ -316,3 +316,95 @@ def _fill_absgrad(means2d: Tensor, images: list[tuple[Tensor, _Lens]]) -> None:
         tensor.absgrad = total.view_as(tensor)  # type: ignore[attr-defined]
 
     means2d.register_hook(fill)  # type: ignore[no-untyped-call]
+
+
+@torch.no_grad()
+def rasterize_to_indices_in_range(
+    range_start: int,
+    range_end: int,
+    transmittances: Tensor,
+    means2d: Tensor,
+    conics: Tensor,
+    opacities: Tensor,
+    image_width: int,
+    image_height: int,
+    tile_size: int,
+    isect_offsets: Tensor,
+    flatten_ids: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """List which Gaussians each pixel shows, front to back, without blending them; in torch, tile by tile.
+
+    range_start, range_end: of each tile's list, in steps of ``tile_size ** 2`` intersections, the end left out.
+    transmittances: [..., image_height, image_width], what is left of the light before range_start; 1 from 0 on.
+    The other arguments are those of rasterize_to_pixels(), not packed, with tiles of any size.
+
+    Returns gaussian_ids [M], pixel_ids [M], row by row of the image, and image_ids [M], int64, by image and pixel.
+    """
+    count, width = means2d.shape[-2], isect_offsets.shape[-1]
+    begins = isect_offsets.reshape(-1, isect_offsets.shape[-2] * width).long()
+    ends = torch.cat([begins.flatten()[1:], begins.new_tensor([len(flatten_ids)])]).view_as(begins)
+    points, shapes, opaque = means2d.reshape(-1, 2), conics.reshape(-1, 3), opacities.reshape(-1)
+    left = transmittances.reshape(-1, image_height, image_width)
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    for image, (tile_begins, tile_ends) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        for tile, (begin, end) in enumerate(zip(tile_begins, tile_ends, strict=True)):
+            first = begin + int(range_start) * tile_size * tile_size
+            rows = flatten_ids[first : min(end, begin + int(range_end) * tile_size * tile_size)].long()
+            if first >= end or len(rows) == 0:
+                continue
+            y = torch.arange(tile // width * tile_size, min((tile // width + 1) * tile_size, image_height))
+            x = torch.arange(tile % width * tile_size, min((tile % width + 1) * tile_size, image_width))
+            pixels = (y[:, None] * image_width + x).flatten().to(points.device)
+            alphas = _alphas(points[rows], shapes[rows], opaque[rows], pixels[:, None], image_width)
+            after = left[image].flatten()[pixels][:, None] * (1.0 - alphas).cumprod(dim=1)
+            pixel, listed = ((alphas > 0) & (after > TRANSMITTANCE_MIN)).nonzero().unbind(dim=1)
+            found.append((rows[listed] % max(1, count), pixels[pixel], torch.full_like(pixel, image)))
+    if not found:
+        nothing = flatten_ids.new_zeros(0, dtype=torch.int64)
+        return nothing, nothing, nothing
+    gaussian_ids, pixel_ids, image_ids = (torch.cat(parts) for parts in zip(*found, strict=True))
+    order = torch.argsort(image_ids * (image_height * image_width) + pixel_ids, stable=True)
+    return gaussian_ids[order], pixel_ids[order], image_ids[order]
+
+
+def accumulate(
+    means2d: Tensor,
+    conics: Tensor,
+    opacities: Tensor,
+    colors: Tensor,
+    gaussian_ids: Tensor,
+    pixel_ids: Tensor,
+    image_ids: Tensor,
+    image_width: int,
+    image_height: int,
+) -> tuple[Tensor, Tensor]:
+    """Blend the lists of rasterize_to_indices_in_range(), in torch, differentiably in all but the lists.
+
+    means2d [..., N, 2], conics [..., N, 3], opacities [..., N], colors [..., N, D].
+    Returns images [..., image_height, image_width, D] and alphas [..., image_height, image_width, 1].
+    """
+    images, count, channels = means2d.shape[:-2], means2d.shape[-2], colors.shape[-1]
+    key = image_ids * (image_height * image_width) + pixel_ids
+    order = torch.argsort(key, stable=True)
+    key, pixels, rows = key[order], pixel_ids[order], (image_ids * count + gaussian_ids)[order]
+    points, shapes = means2d.reshape(-1, 2)[rows], conics.reshape(-1, 3)[rows]
+    alphas = _alphas(points, shapes, opacities.reshape(-1)[rows], pixels, image_width)
+    # What is left before each: the logarithms summed from the pixel's first on, in double for long lists.
+    through = torch.log1p(-alphas.double()).cumsum(dim=0)
+    before = torch.cat([through.new_zeros(1), through[:-1]]) if len(through) else through
+    weights = alphas * (before - before[torch.searchsorted(key, key)]).exp().to(alphas)
+    whole = math.prod(images) * image_height * image_width
+    shown = weights[:, None] * colors.reshape(-1, channels)[rows]
+    image = shown.new_zeros(whole, channels).index_add(0, key, shown)
+    alpha = weights.new_zeros(whole).index_add(0, key, weights)
+    size = (*images, image_height, image_width)
+    return image.view(*size, channels), alpha.view(*size, 1)
+
+
+def _alphas(points: Tensor, conics: Tensor, opacities: Tensor, pixels: Tensor, width: int) -> Tensor:
+    """Return the alphas of Gaussians in pixels, 0 below 1/255; docs/math.md 6.1. pixels: of a shape that broadcasts."""
+    dx, dy = (pixels % width + 0.5) - points[:, 0], (pixels // width + 0.5) - points[:, 1]
+    a, b, c = conics.unbind(dim=-1)
+    sigma = 0.5 * (a * dx * dx + c * dy * dy) + b * dx * dy
+    alphas = (opacities * (-sigma).exp()).clamp(max=ALPHA_MAX)
+    return torch.where((alphas >= ALPHA_MIN) & (sigma >= 0), alphas, 0.0)

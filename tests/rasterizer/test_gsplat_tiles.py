@@ -12,7 +12,13 @@ from torch.testing import assert_close
 from splatcli import fully_fused_projection, rasterization, spherical_harmonics
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.gsplat_ops import quat_scale_to_covar_preci
-from splatcli.rasterizer.gsplat_tiles import isect_offset_encode, isect_tiles, rasterize_to_pixels
+from splatcli.rasterizer.gsplat_tiles import (
+    accumulate,
+    isect_offset_encode,
+    isect_tiles,
+    rasterize_to_indices_in_range,
+    rasterize_to_pixels,
+)
 from splatcli.scene.camera import MODELS, Camera, CameraModel
 from tests.native.cases import NEEDS_COMPILER
 from tests.rasterizer.scenes import of_model, random_camera, random_gaussians
@@ -157,6 +163,58 @@ def test_lists_of_smaller_tiles_give_the_same_pixels_and_gradients(
     kept = torch.ones(HEIGHT, WIDTH, dtype=torch.bool)
     kept[:size, size : 2 * size] = False
     assert torch.equal(masked[:, kept], results[0][0][:, kept])
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_lists_of_pixels_blend_to_the_same_images_and_gradients(
+    scene: tuple[Gaussians, list[Camera]], size: int
+) -> None:
+    values, offsets, rows = stages(*scene)
+    inputs = [values["means2d"], values["conics"], values["opacities"], torch.rand(2, 40, 4, dtype=F64)]
+    weights = torch.randn(2, HEIGHT, WIDTH, 4, generator=torch.Generator().manual_seed(5), dtype=F64)
+    grid = (-(-WIDTH // size), -(-HEIGHT // size))
+    _, ids, listed = isect_tiles(values["means2d"], values["radii"], values["depths"], size, *grid)
+    tiles = isect_offset_encode(ids, 2, *grid)
+    whole, results = torch.ones(2, HEIGHT, WIDTH, dtype=F64), []
+    found = rasterize_to_indices_in_range(0, 10**9, whole, *inputs[:3], WIDTH, HEIGHT, size, tiles, listed)
+    key = found[2] * HEIGHT * WIDTH + found[1]
+    assert bool((key[1:] >= key[:-1]).all())
+    for native in (True, False):
+        leaves = [t.detach().clone().requires_grad_() for t in inputs]
+        means2d, conics, opacities, colors = leaves
+        if native:
+            image, alpha = rasterize_to_pixels(means2d, conics, colors, opacities, WIDTH, HEIGHT, 16, offsets, rows)
+        else:
+            image, alpha = accumulate(means2d, conics, opacities, colors, *found, WIDTH, HEIGHT)
+        ((image * weights).sum() + alpha.square().sum()).backward()  # type: ignore[no-untyped-call]
+        results.append([image.detach(), alpha.detach(), *(leaf.grad for leaf in leaves)])
+    for got, expected in zip(*results, strict=True):
+        assert got is not None
+        assert_close(got, expected, rtol=1e-5, atol=5e-6 * max(1.0, float(got.abs().max())))
+
+
+def test_ranges_of_lists_go_on_where_the_last_one_ended() -> None:
+    """300 faint Gaussians over one tile of 4 pixels a side: 16 at a step."""
+    n = 300
+    means2d, conics = torch.full((1, n, 2), 2.0), torch.tensor([0.01, 0.0, 0.01]).expand(1, n, 3)
+    opacities = torch.full((1, n), 0.02)
+    offsets, rows = torch.zeros(1, 1, 1, dtype=torch.int32), torch.arange(n, dtype=torch.int32)
+    whole = torch.ones(1, 4, 4)
+    at_once = rasterize_to_indices_in_range(0, 100, whole, means2d, conics, opacities, 4, 4, 4, offsets, rows)
+    left, parts = whole, []
+    for step in range(0, 20, 5):
+        part = rasterize_to_indices_in_range(step, step + 5, left, means2d, conics, opacities, 4, 4, 4, offsets, rows)
+        left = left * (1 - accumulate(means2d, conics, opacities, means2d, *part, 4, 4)[1][..., 0])
+        parts.append(part)
+    assert [int(part[0].max()) for part in parts] == [79, 159, 239, 299]
+    for pixel in range(16):
+        together = torch.cat([part[0][part[1] == pixel] for part in parts])
+        assert torch.equal(together, at_once[0][at_once[1] == pixel])
+    half = rasterize_to_indices_in_range(0, 100, 2e-4 * whole, means2d, conics, opacities, 4, 4, 4, offsets, rows)
+    assert 0 < len(half[0]) < len(at_once[0])
+    none = rasterize_to_indices_in_range(100, 200, whole, means2d, conics, opacities, 4, 4, 4, offsets, rows)
+    assert [len(ids) for ids in none] == [0, 0, 0]
+    assert float(accumulate(means2d, conics, opacities, means2d, *none, 4, 4)[0].abs().max()) == 0.0
 
 
 def test_masked_tiles_show_the_background(scene: tuple[Gaussians, list[Camera]]) -> None:
