@@ -152,9 +152,9 @@ def rasterize_to_pixels(
         for index in range(math.prod(images)):
             used, *listed = lists.of(index)
             background = rows[3].new_zeros(channels) if behind is None else behind[index]
-            lens = _Lens(size, *listed)
-            blended.append(_BlendLists.apply(lens, background, *(tensor[used] for tensor in rows)))  # type: ignore[no-untyped-call]
-            magnitudes.append((used, lens))
+            own = _ImageLists(size, *listed)
+            blended.append(_BlendLists.apply(own, background, *(tensor[used] for tensor in rows)))  # type: ignore[no-untyped-call]
+            magnitudes.append((used, own))
         if absgrad and means2d.requires_grad:
             _fill_absgrad(means2d, magnitudes)
         if not blended:
@@ -210,8 +210,8 @@ class _Lists:
         return used, starts[::parts], gaussians, blocks
 
 
-class _Lens:
-    """The frame of one image, and the magnitudes that its backward pass leaves."""
+class _ImageLists:
+    """The lists of one image, and the magnitudes that its backward pass leaves."""
 
     def __init__(self, size: tuple[int, int], starts: Tensor, gaussians: Tensor, blocks: Tensor) -> None:
         self.height, self.width = size
@@ -233,7 +233,7 @@ class _Lens:
     def masks(self, means2d: Tensor, conics: Tensor, opacities: Tensor) -> Tensor:
         """Return [I] int32, the blocks of each intersection that the box of its Gaussian meets."""
         a, b, c = conics.unbind(dim=-1)
-        # Where the box has no numbers, or the conic is no ellipse, all blocks are looked at.
+        # Where the box has no numbers, or the conic is no ellipse, all blocks are read.
         reach = 2.0 * (opacities / ALPHA_MIN).clamp(min=1.0).log() / (a * c - b * b)
         half = torch.stack([c * reach, a * reach], dim=-1).sqrt()
         half = torch.where(half.isfinite(), 1.001 * half + 0.01, math.inf)[self.gaussians]
@@ -259,22 +259,28 @@ class _BlendLists(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, lens: _Lens, background: Tensor, means2d: Tensor, conics: Tensor, opacities: Tensor, colors: Tensor
+        ctx: Any,
+        own: _ImageLists,
+        background: Tensor,
+        means2d: Tensor,
+        conics: Tensor,
+        opacities: Tensor,
+        colors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         backend = backend_for(means2d.device, means2d.dtype)
-        context, view = RasterContext(backend, slack=0.0), lens.view()
+        context, view = RasterContext(backend, slack=0.0), own.view()
         projected = means2d.new_zeros(len(means2d), abi.PROJECTED)
         projected[:, :2] = means2d
         projected[:, 2:5] = conics / (conics.new_tensor([2.0, 1.0, 2.0]) * math.log(2.0))
         projected[:, 5] = opacities.log2()
         colors, background = colors.contiguous(), background.contiguous()
         context.set_projected(projected, torch.zeros_like(means2d[:, 0], dtype=torch.int32))
-        context.set_lists(view, lens.starts, lens.gaussians, lens.masks(means2d, conics, opacities))
+        context.set_lists(view, own.starts, own.gaussians, own.masks(means2d, conics, opacities))
         context.set_channels(colors)
-        image = means2d.new_empty(lens.height, lens.width, colors.shape[1])
-        alpha = means2d.new_empty(lens.height, lens.width)
+        image = means2d.new_empty(own.height, own.width, colors.shape[1])
+        alpha = means2d.new_empty(own.height, own.width)
         context.blend(view, background, image, alpha, None)
-        ctx.lens, ctx.context = lens, context
+        ctx.own, ctx.context = own, context
         ctx.save_for_backward(background, image, alpha, conics, opacities, colors)
         return image, alpha
 
@@ -282,8 +288,8 @@ class _BlendLists(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, v_image: Tensor | None, v_alpha: Tensor | None) -> tuple[Tensor | None, ...]:
         background, image, alpha, conics, opacities, colors = ctx.saved_tensors
-        context, lens = ctx.context, ctx.lens
-        view = lens.view()
+        context, own = ctx.context, ctx.own
+        view = own.view()
         v_image = torch.zeros_like(image) if v_image is None else v_image.contiguous()
         v_alpha = None if v_alpha is None else v_alpha.contiguous()
         v_background = torch.empty_like(background) if ctx.needs_input_grad[1] else None
@@ -294,14 +300,14 @@ class _BlendLists(torch.autograd.Function):
         sums = context.summed_isect_grads()[: len(conics)]
         a, b, c = conics.unbind(dim=1)
         v, vx, vy, vxx, vxy, vyy = sums[:, :6].unbind(dim=1)
-        lens.absgrad = sums[:, 10:12] * math.log(2.0)
+        own.absgrad = sums[:, 10:12] * math.log(2.0)
         v_means2d = torch.stack([a * vx + b * vy, b * vx + c * vy], dim=1)
         v_conics = torch.stack([-0.5 * vxx, -vxy, -0.5 * vyy], dim=1)
         v_opacities = torch.where(opacities > 0, v / opacities, 0.0)
         return None, v_background, v_means2d, v_conics, v_opacities, v_colors
 
 
-def _fill_absgrad(means2d: Tensor, images: list[tuple[Tensor, _Lens]]) -> None:
+def _fill_absgrad(means2d: Tensor, images: list[tuple[Tensor, _ImageLists]]) -> None:
     """Have backward() leave the pixels' magnitudes in ``means2d.absgrad``."""
     known = weakref.ref(means2d)  # means2d holds the hook
 
@@ -310,9 +316,9 @@ def _fill_absgrad(means2d: Tensor, images: list[tuple[Tensor, _Lens]]) -> None:
         if tensor is None:
             return
         total = torch.zeros_like(tensor).reshape(-1, 2)
-        for used, lens in images:
-            if lens.absgrad is not None:
-                total.index_add_(0, used, lens.absgrad.to(total))
+        for used, own in images:
+            if own.absgrad is not None:
+                total.index_add_(0, used, own.absgrad.to(total))
         tensor.absgrad = total.view_as(tensor)  # type: ignore[attr-defined]
 
     means2d.register_hook(fill)  # type: ignore[no-untyped-call]
