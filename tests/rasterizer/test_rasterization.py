@@ -237,6 +237,18 @@ def test_what_is_not_supported_is_refused_with_a_remedy(
     assert caught.value.remedy
 
 
+@pytest.mark.parametrize("changes", [{"eps2d": 0.1}, {"radius_clip": 3.0}, {"covars": torch.eye(3).expand(60, 3, 3)}])
+def test_what_several_processes_do_not_render_is_refused(
+    scene: tuple[Gaussians, Camera], changes: dict[str, Any]
+) -> None:
+    gaussians, camera = scene
+    group: Any = object()  # it is not asked
+    with pytest.raises(UsageError, match=f"{next(iter(changes))}=.* is not supported with distributed=True"):
+        rasterization(
+            **{**activated(gaussians), **seen_by(camera), "sh_degree": 0, **changes}, distributed=True, group=group
+        )
+
+
 @pytest.mark.parametrize(
     ("changes", "error"),
     [({"eps2d": -0.1}, ValueError), ({"radius_clip": float("nan")}, ValueError), ({"eps2d": "0.3"}, TypeError),
