@@ -27,6 +27,7 @@ from splatcli.checkpoint.schema import (
     FORMAT,
     FORMAT_VERSION,
     MOMENT_PREFIXES,
+    SH_CHANGE,
     SH_LAST_STEP,
     STORED_NAMES,
     VIEW_PREFIX,
@@ -176,6 +177,7 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
         views=_views(manifest, cameras, tensors, where),
         filter_3d=_column(FILTER_3D, tensors, where),
         effective_views=_column(EFFECTIVE_VIEWS, tensors, where),
+        sh_change=tensors.get(SH_CHANGE),
         dataset=DatasetInfo(
             **{
                 **manifest.dataset.model_dump(),
@@ -275,7 +277,7 @@ def _config(manifest: Manifest, where: object) -> Config:
 
 def _features(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> list[str]:
     """Return ``requires``, what a reader has to understand."""
-    features = [name for name in COLUMNS if name in tensors]
+    features = [name for name in (*COLUMNS, SH_CHANGE) if name in tensors]
     return features + [CAMERA_MODEL] * any(camera.model != "pinhole" for camera in checkpoint.cameras)
 
 
@@ -304,6 +306,9 @@ def _camera(spec: CameraSpec) -> Camera:
 
 #: Bytes for the zip's own records and the alignment of members, beside 2 percent of the content.
 _MARGIN = 1 << 20
+
+#: Columns that only the last checkpoint of a run has, one of them.
+_FINISHED = frozenset((EFFECTIVE_VIEWS, SH_CHANGE))
 
 #: The matrix and the lens of one camera as JSON: 20 doubles of at most 25 characters, and the keys.
 _CAMERA_JSON = 700
@@ -348,8 +353,9 @@ def checkpoint_bytes(checkpoint: Checkpoint, count: int | None = None) -> int:
     rows = 3 * per_row if checkpoint.moments is not None else per_row
     rows += 0 if checkpoint.sh_last_step is None else checkpoint.sh_last_step[:1].nbytes
     rows += sum(column[:1].nbytes for column in checkpoint.columns().values())
-    if checkpoint.effective_views is None and checkpoint.config.train.sh_views > 0.0:
-        rows += 4 * (checkpoint.gaussians.sh_degree >= 3)  # the last checkpoint of the run has them
+    train, coefficients = checkpoint.config.train, 1 + checkpoint.gaussians.shN.shape[1]
+    if train.sh_views > 0.0 and checkpoint.gaussians.sh_degree >= 3 and not {*checkpoint.columns()} & _FINISHED:
+        rows += 12 * coefficients if train.sh_prior else 4  # the last checkpoint of the run has them
     rows += sum(v[:1].nbytes for v in checkpoint.strategy.values() if isinstance(v, Tensor))
     fixed = sum(state.nbytes for states in (checkpoint.rng, checkpoint.views) for state in states.values())
     cameras = sum(_CAMERA_JSON + len(camera.name.encode()) for camera in checkpoint.cameras)

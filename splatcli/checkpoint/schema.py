@@ -66,11 +66,15 @@ EFFECTIVE_VIEWS = "effective_views"
 #: Columns of the Gaussians beside their parameters, each float32 [N] and not below zero.
 COLUMNS = (FILTER_3D, EFFECTIVE_VIEWS)
 
+#: [N, 1 + K, 3] float32, what a finished run adds to _features_dc and _features_rest (train/view_dependence.py), in
+#: place of EFFECTIVE_VIEWS; a file with it requires a reader that knows it.
+SH_CHANGE = "sh_change"
+
 #: The file has cameras that are no pinholes: a reader that took them for some would render something else.
 CAMERA_MODEL = "camera_model"
 
 #: Entries of ``requires`` that this version understands.
-KNOWN_FEATURES = (*COLUMNS, CAMERA_MODEL)
+KNOWN_FEATURES = (*COLUMNS, SH_CHANGE, CAMERA_MODEL)
 
 #: Per-view parameters and the shape of a view's row (train/per_view_params.py): the change of a camera's pose, and an
 #: affine map of colours, or a grid of such maps, or PPISP's numbers of the view. Those that PPISP has for a camera, in
@@ -305,7 +309,7 @@ def name_problems(names: list[str]) -> list[str]:
     for stored in tables.values():
         if present & stored:
             problems += [f"{name} is missing" for name in sorted(stored - present)]
-    for name in sorted(present.difference(parameters, moments, {SH_LAST_STEP, *COLUMNS}, *tables.values())):
+    for name in sorted(present.difference(parameters, moments, {SH_LAST_STEP, SH_CHANGE, *COLUMNS}, *tables.values())):
         if _ACTIVATED_NAME.fullmatch(name.rsplit(".", 1)[-1]):
             problems.append(
                 f"{name} names an activated tensor; checkpoints hold raw parameters only "
@@ -342,6 +346,10 @@ def shape_problems(tensors: dict[str, Tensor]) -> list[str]:
             problems.append(f"{name} is {dtype_name(tensor)} {list(tensor.shape)}, not int32 [{count}]")
         elif name in COLUMNS and (tensor.dtype != torch.float32 or tuple(tensor.shape) != (count,)):
             problems.append(f"{name} is {dtype_name(tensor)} {list(tensor.shape)}, not float32 [{count}]")
+        elif name == SH_CHANGE:
+            wanted = [count, 1 + shapes["_features_rest"][1], 3]
+            if tensor.dtype != torch.float32 or list(tensor.shape) != wanted:
+                problems.append(f"{name} is {dtype_name(tensor)} {list(tensor.shape)}, not float32 {wanted}")
         elif name.startswith(VIEW_PREFIX):
             problems += _view_problems(name, tensor, tensors)
         elif name.startswith("rng.") and (tensor.dtype != torch.uint8 or tensor.dim() != 1):

@@ -54,6 +54,8 @@ class Checkpoint:
     filter_3d: [N] float32, sizes of the Gaussians' 3D filter in world units; None without one.
     effective_views: [N] float32, effective numbers of training views that show each Gaussian, in a finished run
         (train/view_dependence.py); None without damping.
+    sh_change: [N, 1 + K, 3] float32, what is added to sh0 and shN of a finished run whose views are far apart, in place
+        of damping; else None.
     loss: the name of the caller's loss function (splatcli.Trainer); None: that of the settings.
     writer: version and machine that wrote the file; empty before it is written.
     """
@@ -75,6 +77,7 @@ class Checkpoint:
     views: dict[str, Tensor] = field(default_factory=dict)
     filter_3d: Tensor | None = None
     effective_views: Tensor | None = None
+    sh_change: Tensor | None = None
     loss: str | None = None
     writer: dict[str, str] = field(default_factory=dict)
 
@@ -94,11 +97,16 @@ class Checkpoint:
             strategy={k: v[rows] if isinstance(v, Tensor) else v for k, v in self.strategy.items()},
             filter_3d=columns.get("filter_3d"),
             effective_views=columns.get("effective_views"),
+            sh_change=columns.get("sh_change"),
         )
 
     def columns(self) -> dict[str, Tensor]:
-        """Return the columns of the Gaussians beside their parameters that there are, [N] each (schema.COLUMNS)."""
-        columns = {"filter_3d": self.filter_3d, "effective_views": self.effective_views}
+        """Return the columns of the Gaussians beside their parameters that there are, [N, ...] each."""
+        columns = {
+            "filter_3d": self.filter_3d,
+            "effective_views": self.effective_views,
+            "sh_change": self.sh_change,
+        }
         return {name: column for name, column in columns.items() if column is not None}
 
     def refined_cameras(self) -> list[Camera]:

@@ -221,7 +221,7 @@ def _fields(options_class: Any) -> Iterator[tuple[dataclasses.Field[Any], Any, S
 
 @dataclass(frozen=True)
 class Exists:
-    """What is said, before any library is loaded, where a path that a command reads is not there."""
+    """The error of a path that a command reads and that is not there, raised before any library is loaded."""
 
     what: str
     remedy: str

@@ -173,6 +173,7 @@ def resolve(
     auto_cap: int | None = None,
     memory_cap: int | None = None,
     dropout: float | None = None,
+    sh_prior: float | None = None,
     means_size_power: float | None = None,
     sh_degree_start: int | None = None,
 ) -> Config:
@@ -181,6 +182,7 @@ def resolve(
     auto_cap: the number that replaces ``strategy.cap_max = "auto"``, by the scene's images.
     memory_cap: the number of Gaussians for which the memory suffices.
     dropout: the rate that replaces ``train.dropout = None``, by the scene's views.
+    sh_prior: replaces ``train.sh_prior = None``, likewise.
     means_size_power: replaces ``optim.means_size_power = None``, likewise.
     sh_degree_start: replaces ``schedule.sh_degree_start = None``, by the first Gaussians.
     """
@@ -191,6 +193,8 @@ def resolve(
         values["memory.cap"] = memory_cap
     if config.train.dropout is None and dropout is not None:
         values["train.dropout"] = dropout
+    if config.train.sh_prior is None and sh_prior is not None:
+        values["train.sh_prior"] = sh_prior
     if config.optim.means_size_power is None and means_size_power is not None:
         values["optim.means_size_power"] = means_size_power
     if config.schedule.sh_degree_start is None and sh_degree_start is not None:
@@ -200,7 +204,7 @@ def resolve(
 
 #: Settings that runs of earlier versions lack, with the values that they had in effect.
 _LATER: dict[str, dict[str, Any]] = {
-    "train": {"alpha_lambda": 0.0, "mask_lambda": 0.0, "sh_views": 0.0},
+    "train": {"alpha_lambda": 0.0, "mask_lambda": 0.0, "sh_views": 0.0, "sh_prior": 0.0},
     "data": {"near_share": 0.0, "max_point_error": 0.0, "projection": "pinhole"},
     "optim": {"means_size_power": 0.0},
     "schedule": {"sh_degree_start": 0},

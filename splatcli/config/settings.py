@@ -531,6 +531,13 @@ class TrainConfig(Section):
         "and above count half in the trained model: less with fewer views, more with more. Training itself does not "
         "see it. 0: they always count in full.",
     )
+    sh_prior: float | None = Field(
+        None,
+        ge=0,
+        description="Effective number of views that the mean view-dependent colour of all Gaussians counts as, beside "
+        "the views that show a Gaussian, in the trained model; none: 1 where training views are 20 degrees or more "
+        "apart (as for dropout), else 0: only `train.sh_views` applies.",
+    )
     alpha_lambda: float = Field(
         0.2,
         ge=0,

@@ -29,7 +29,6 @@ from splatcli.train.per_view_params import PerViewParams
 from splatcli.train.run_scene import run_scene
 from splatcli.train.start import new_state
 from splatcli.train.step import Stepper
-from splatcli.train.view_dependence import DEGREE, effective_views
 
 #: Operations after which photos show what the model lacks, by the start of their labels: training would make it anew
 #: from Gaussians beside it.
@@ -78,10 +77,7 @@ def refine(gaussians: Gaussians, checkpoint: Checkpoint, scene: Scene, steps: in
     stepper.drain(state)
     monitor.check(state.step, state.gaussians, state.adam)
     monitor.finish()
-    if config.train.sh_views and state.sh_degree() >= DEGREE:
-        state.effective_views = effective_views(
-            state.gaussians, state.training_cameras(), antialiased=config.train.antialiased
-        )
+    state.settle_view_dependence()
     return state.flushed().map(torch.Tensor.detach).to("cpu")
 
 

@@ -26,6 +26,9 @@ from splatcli.scene.scene import Scene
 #: Scenes whose views are so many degrees apart, see view_spacing(), have this rate by default.
 SPACING, RATE = 20.0, 0.2
 
+#: Effective views that the mean view-dependent colour counts as in the trained model of such a scene.
+SH_PRIOR = 1.0
+
 #: Power of the size in the learning rates of means (docs/math.md 8.7) where views are closer.
 MEANS_SIZE_POWER = 0.5
 
@@ -45,17 +48,18 @@ _LEVELS = 256
 def resolve_by_spacing(config: Config, scene: Scene) -> tuple[Config, list[str]]:
     """Return the settings of a run on ``scene`` with what follows from how far apart its views are, and notes.
 
-    That is ``train.dropout``, and ``optim.means_size_power``: where few views show a place, large Gaussians that move
-    faster fit each of them the better, and views in between the worse (docs/quality.md).
+    That is ``train.dropout``, ``train.sh_prior``, and ``optim.means_size_power``: where few views show a place, large
+    Gaussians that move faster fit each of them the better, and views in between the worse (docs/quality.md).
     """
-    if config.train.dropout is not None and config.optim.means_size_power is not None:
+    if None not in (config.train.dropout, config.train.sh_prior, config.optim.means_size_power):
         return config, []
     spacing = 0.0
     if scene.points is not None:
         spacing = view_spacing([scene.cameras[view] for view in scene.train], scene.points.xyz)
     far = spacing >= SPACING
     made = config.model.init in MADE_STARTS
-    config = resolve(config, means_size_power=0.0 if far or made else MEANS_SIZE_POWER)
+    power = 0.0 if far or made else MEANS_SIZE_POWER
+    config = resolve(config, means_size_power=power, sh_prior=SH_PRIOR if far else 0.0)
     if config.train.dropout is not None:
         return config, []
     if not far:

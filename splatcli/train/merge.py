@@ -18,15 +18,16 @@ from splatcli.scene.partition import Grid
 from splatcli.scene.scene import Scene
 from splatcli.train.densify.free_space import clearances
 from splatcli.train.sampler import ViewSampler
+from splatcli.train.state import sh_change_of
 
 Some = TypeVar("Some")
 
-#: Settings in which the blocks of a scene may differ: those of the merged run are its own, dropout follows from the
-#: views of a block, and a rollback lowers learning rates. The merged run has the first block's.
+#: Settings in which the blocks of a scene may differ: those of the merged run are its own, dropout and the prior of
+#: colours follow from the views of a block, and a rollback lowers learning rates. The merged run has the first block's.
 _OWN = frozenset(
     {
         *("data.block", "strategy.cap_max", "memory.cap", "memory.budget", "memory.offload", "data.scene"),
-        *("train.dropout", "optim.means_lr", "optim.means_lr_final", "schedule.sh_degree_start"),
+        *("train.dropout", "train.sh_prior", "optim.means_lr", "optim.means_lr_final", "schedule.sh_degree_start"),
     }
 )
 
@@ -54,6 +55,8 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
             _check_alike(parts[0], checkpoint, path)
         # The strategy's tensors begin anew in a merged run.
         parts.append(replace(checkpoint, strategy={}).select_rows(own_rows(checkpoint, grid, block)))
+    if any(part.sh_change is not None for part in parts):  # the views of some blocks are far apart, of others not
+        parts = [replace(part, effective_views=None, sh_change=sh_change_of(part)) for part in parts]
     first = parts[0]
     gaussians = Gaussians(**{name: _joined([getattr(part.gaussians, name) for part in parts]) for name in GROUPS})
     count = len(gaussians)
@@ -79,6 +82,7 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
         views={},
         filter_3d=columns.get("filter_3d"),
         effective_views=columns.get("effective_views"),
+        sh_change=columns.get("sh_change"),
     )
 
 

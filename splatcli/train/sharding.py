@@ -66,6 +66,7 @@ def _all_of(
         )
         state.filter_3d = None if state.filter_3d is None else state.filter_3d[source]
         state.effective_views = None if state.effective_views is None else state.effective_views[source]
+        state.sh_change = None if state.sh_change is None else state.sh_change[source]
     return state
 
 
@@ -176,7 +177,8 @@ def gather_state(state: TrainState, group: ProcessGroup, folder: Path) -> TrainS
     adam, stats = state.adam, state.stats
     bundles = [bundle(columns) for columns in (state.gaussians, adam.exp_avg, adam.exp_avg_sq)]
     others = [gathered(column) for column in (adam.sh_last_step, stats.grad2d, stats.count)]
-    sizes, views = (None if column is None else gathered(column) for column in (state.filter_3d, state.effective_views))
+    columns = (state.filter_3d, state.effective_views, state.sh_change)
+    sizes, views, change = (None if column is None else gathered(column) for column in columns)
     if group.rank:
         return None
     parameters, first, second = (Gaussians(*columns) for columns in bundles)  # type: ignore[arg-type]
@@ -191,6 +193,7 @@ def gather_state(state: TrainState, group: ProcessGroup, folder: Path) -> TrainS
         stats=DensifyStats(grad2d, count),
         filter_3d=sizes,
         effective_views=views,
+        sh_change=change,
         shard=None,
     )
 

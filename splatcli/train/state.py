@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,7 +23,10 @@ from splatcli.scene.camera import Camera
 from splatcli.train.per_view_params import PerViewParams, trained_tables
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.schedule import active_sh_degree
-from splatcli.train.view_dependence import damp
+from splatcli.train.view_dependence import DEGREE, damp, effective_views, shrinkage, view_weights
+
+if TYPE_CHECKING:
+    from splatcli.distributed.process_group import ProcessGroup
 
 #: The random streams of a run and the keys of their seeds. Each has a generator of its own, so that one more draw in
 #: one changes none of the others. The order of the views has no generator (see ViewSampler).
@@ -46,6 +50,7 @@ class TrainState:
     filter_3d: [N] sizes of the 3D filter as of its last update (FILTER_3D_EVERY); None without one.
     effective_views: [N] effective numbers of training views that show each Gaussian, at the end of a run; None before,
         and without damping (train/view_dependence.py).
+    sh_change: [N, 1 + K, 3] what the end of a run with ``train.sh_prior`` adds to sh0 and shN instead; else None.
     loss: the name of the caller's loss function; None: that of the settings.
     shard: the rows of the run that these are, where each process holds a shard; None: all.
     origin: digest of all rows when the shards were cut; it has to be the same in all processes.
@@ -65,6 +70,7 @@ class TrainState:
     per_view_params: PerViewParams = field(default_factory=PerViewParams)
     filter_3d: Tensor | None = None
     effective_views: Tensor | None = None
+    sh_change: Tensor | None = None
     loss: str | None = None
     shard: Shard | None = None
     origin: int = 0
@@ -80,7 +86,40 @@ class TrainState:
 
     def flushed(self) -> Gaussians:
         """Return the Gaussians to render: shN of this step, damped, 3D filter applied. The state stays as it is."""
-        return _rendered(self.gaussians, self.adam, self.config, self.filter_3d, self.effective_views)
+        columns = (self.filter_3d, self.effective_views, self.sh_change)
+        return _rendered(self.gaussians, self.adam, self.config, *columns)
+
+    def settle_view_dependence(
+        self, geometry: Gaussians | None = None, sizes: Tensor | None = None, group: ProcessGroup | None = None
+    ) -> None:
+        """Find the view-dependent colour of the finished model (train/view_dependence.py); no step may be pending.
+
+        geometry, sizes: the Gaussians of all processes and the sizes of their 3D filter, where this state holds a part.
+        group: the processes of the run, all of which call it.
+        """
+        train = self.config.train
+        if train.sh_views == 0.0 or self.sh_degree() < DEGREE:
+            return
+        cameras, rows = self.training_cameras(), None if self.shard is None else self.shard.rows
+        if geometry is None:
+            geometry, sizes = self.gaussians, self.filter_3d
+        seen: dict[str, Any] = {"antialiased": train.antialiased, "filter_3d": sizes, "group": group}
+        if not train.sh_prior:
+            views = effective_views(geometry, cameras, **seen)
+            self.effective_views = views if rows is None else views[rows].clone()
+            return
+        weights = view_weights(geometry, cameras, **seen)
+        trained, others = self.adam.flushed(self.gaussians, self.config.optim.shN_lr), None if rows is None else group
+        self.sh_change = shrinkage(trained, cameras, weights, train.sh_views, train.sh_prior, rows=rows, group=others)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether settle_view_dependence() found something, and no step came after it."""
+        return self.effective_views is not None or self.sh_change is not None
+
+    def forget_view_dependence(self) -> None:
+        """Drop what settle_view_dependence() found, as the next step does."""
+        self.effective_views = self.sh_change = None
 
     def update_filter_3d(self, largest_of_all: Callable[[float], float] = float) -> None:
         """Compute the sizes of the 3D filter anew; no step may be pending. largest_of_all: see filter_sizes()."""
@@ -117,6 +156,7 @@ class TrainState:
             views=self.per_view_params.stored(),
             filter_3d=None if self.filter_3d is None else self.filter_3d.cpu(),
             effective_views=None if self.effective_views is None else self.effective_views.cpu(),
+            sh_change=None if self.sh_change is None else self.sh_change.cpu(),
             loss=self.loss,
         )
 
@@ -157,6 +197,7 @@ class TrainState:
             per_view_params=PerViewParams.from_checkpoint(checkpoint),
             filter_3d=columns.get("filter_3d"),
             effective_views=columns.get("effective_views"),
+            sh_change=columns.get("sh_change"),
             loss=checkpoint.loss,
         )
 
@@ -211,22 +252,41 @@ def flushed(checkpoint: Checkpoint) -> Gaussians:
     """Return the Gaussians of a checkpoint to render or to export: shN of its step, damped, 3D filter applied."""
     known = checkpoint.moments is not None and checkpoint.sh_last_step is not None
     adam = _adam(checkpoint) if known else None
-    return _rendered(checkpoint.gaussians, adam, checkpoint.config, checkpoint.filter_3d, checkpoint.effective_views)
+    columns = (checkpoint.filter_3d, checkpoint.effective_views, checkpoint.sh_change)
+    return _rendered(checkpoint.gaussians, adam, checkpoint.config, *columns)
+
+
+def sh_change_of(checkpoint: Checkpoint) -> Tensor:
+    """Return [N, 1 + K, 3], what the Gaussians to render add to the trained sh0 and shN of a checkpoint."""
+    if checkpoint.sh_change is not None:
+        return checkpoint.sh_change
+    trained = flushed(replace(checkpoint, filter_3d=None, effective_views=None))
+    shown = flushed(replace(checkpoint, filter_3d=None))
+    return torch.cat([(shown.sh0 - trained.sh0)[:, None], shown.shN - trained.shN], dim=1)
 
 
 def _rendered(
-    trained: Gaussians, adam: AdamState | None, config: Config, sizes: Tensor | None, views: Tensor | None
+    trained: Gaussians,
+    adam: AdamState | None,
+    config: Config,
+    sizes: Tensor | None,
+    views: Tensor | None,
+    change: Tensor | None,
 ) -> Gaussians:
     """Return the Gaussians to render for those that are trained, which stay as they are.
 
-    adam: None where every step is applied. sizes: of the 3D filter. views: of effective_views().
+    adam: None where every step is applied. sizes: of the 3D filter. views: effective_views(). change: of shrinkage().
     """
     gaussians = trained if adam is None else adam.flushed(trained, config.optim.shN_lr)
-    if views is not None and config.train.sh_views > 0.0:
+    if (views is not None or change is not None) and config.train.sh_views > 0.0:
         shN = gaussians.shN
         if shN is trained.shN:
             shN = (DEVICE_STORAGE if adam is None else adam.storage).copy(shN, gaussians.device)
-        damp(shN, views, config.train.sh_views)
+        if change is not None:
+            shN += change[:, 1:].to(shN.device)
+            gaussians = replace(gaussians, sh0=gaussians.sh0 + change[:, 0].to(gaussians.device))
+        elif views is not None:
+            damp(shN, views, config.train.sh_views)
         gaussians = replace(gaussians, shN=shN)
     return gaussians if sizes is None else apply_filter_3d(gaussians, sizes)
 

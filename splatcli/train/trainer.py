@@ -46,7 +46,6 @@ from splatcli.train.sharding import gather_geometry, gather_state
 from splatcli.train.start import check_loss_given, new_state, resumed_state
 from splatcli.train.state import TrainState
 from splatcli.train.step import Stepper
-from splatcli.train.view_dependence import DEGREE, effective_views
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
@@ -341,33 +340,24 @@ class Trainer:
         check_same_state(self.group, self.state)
         if reason in ("finished", "max-time"):
             yield from self._drain()
-            self.count_views()
+            self.settle_view_dependence()
         yield from self._finish(lambda: reason in ("finished", "stop-at") and should_stop() is None)
         return reason
 
-    def count_views(self) -> None:
-        """Count the training views that show each Gaussian, which damps view-dependent colour from then on.
+    def settle_view_dependence(self) -> None:
+        """Find the view-dependent colour of the finished model, which training does not see.
 
         For the state that training ends with, when no step is pending; the next step forgets it. All processes of a
         group call it.
         """
-        state, config, group = self.state, self.state.config.train, self._shard_group
-        if config.sh_views == 0.0 or state.sh_degree() < DEGREE:
-            return
-        gaussians, sizes = state.gaussians, state.filter_3d
+        state, group, was_settled = self.state, self._shard_group, self.state.is_settled
+        gaussians, sizes = None, None
         if group is not None:
             gaussians, _ = gather_geometry(state, group)
-            sizes = None if sizes is None else group.all_gather_rows(sizes)
-        views = effective_views(
-            gaussians,
-            state.training_cameras(),
-            antialiased=config.antialiased,
-            filter_3d=sizes,
-            group=self.group,
-        )
-        if state.effective_views is None:
-            self.checkpointer.saved = None  # a checkpoint of this step has no count
-        state.effective_views = views if state.shard is None else views[state.shard.rows].clone()
+            sizes = None if state.filter_3d is None else group.all_gather_rows(state.filter_3d)
+        state.settle_view_dependence(gaussians, sizes, self.group)
+        if state.is_settled and not was_settled:
+            self.checkpointer.saved = None  # a checkpoint of this step lacks it
 
     def _submit(self) -> tuple[bool, list[Stepped]]:
         """Submit the next step; return whether a refinement follows, and the steps whose losses are known now.
@@ -380,7 +370,7 @@ class Trainer:
     def _complete(self, refines: bool, reported: list[Stepped]) -> list[Event]:
         """Refine after the step that _submit() submitted, and return the events that are known since the last one."""
         state, guard = self.state, self.state.config.guard
-        state.effective_views = None
+        state.forget_view_dependence()
         step = state.step + 1
         events: list[Event] = []
         sizes_due = state.filter_3d is not None and step % FILTER_3D_EVERY == 0

@@ -45,11 +45,18 @@ RUNS = {
     "filtered": batch_config(
         4,
         views={"exposure": True},
-        train={"filter_3d": True, "antialiased": True, "dropout": 0.4},
+        train={"filter_3d": True, "antialiased": True, "dropout": 0.4, "sh_prior": 0.0},
         model={"sh_degree": 3},
         schedule={"sh_degree_interval": 4},
     ),
-    "absgrad": batch_config(5, strategy={"name": "absgrad"}, train={"dropout": 0.4}, views={"bilateral_grid": True}),
+    "absgrad": batch_config(
+        5,
+        strategy={"name": "absgrad"},
+        train={"dropout": 0.4, "sh_prior": 1.0},
+        views={"bilateral_grid": True},
+        model={"sh_degree": 3},
+        schedule={"sh_degree_interval": 4},
+    ),
     "pictured": batch_config(4, data={"depths": "auto"}, schedule={"num_downscales": 1, "resolution_schedule": 5}),
 }
 Runs = dict[str, dict[str, Any]]
@@ -125,8 +132,8 @@ def test_shares_have_the_bits_of_the_whole(size: int, names: list[str], alone: R
         assert sum(rows) == expected["rows"]
         assert max(rows) - min(rows) <= 1
         assert_same_file(found[0][name]["checkpoint"], expected["checkpoint"])
-        columns = {"filter_3d", "effective_views"} if name == "filtered" else set()
-        assert expected["checkpoint"].columns().keys() == columns
+        columns = {"filtered": {"filter_3d", "effective_views"}, "absgrad": {"sh_change"}}
+        assert expected["checkpoint"].columns().keys() == columns.get(name, set())
     assert any(alone[name]["scores"] for name in names)
 
 

@@ -67,12 +67,13 @@ def test_the_rate_of_a_run_follows_the_spacing_unless_it_is_given(views: int, gi
     config, notes = resolve_by_spacing(build_config({"train.dropout": given}), scene)
     assert config.train.dropout == rate
     assert config.optim.means_size_power == (0.0 if views == 8 else 0.5)
+    assert config.train.sh_prior == (1.0 if views == 8 else 0.0)
     assert len(notes) == (given is None and views == 8)
     assert all("degrees apart: steps leave out up to 20 % of the Gaussians" in note for note in notes)
     config, notes = resolve_by_spacing(build_config({}), dataclasses.replace(scene, points=None))
     assert (config.train.dropout, notes) == (0.0, [])
-    config, _ = resolve_by_spacing(build_config({"optim.means_size_power": 0.3}), scene)
-    assert config.optim.means_size_power == 0.3
+    config, _ = resolve_by_spacing(build_config({"optim.means_size_power": 0.3, "train.sh_prior": 2.5}), scene)
+    assert (config.optim.means_size_power, config.train.sh_prior) == (0.3, 2.5)
     config, _ = resolve_by_spacing(build_config({"model.init": "random"}), scene)
     assert config.optim.means_size_power == 0.0
 

@@ -1,7 +1,8 @@
-"""Damping of view-dependent colour: the count of views against plain torch, and what of a run knows of it."""
+"""View-dependent colour of a finished model: counts and shrinkage against plain torch, and what runs know of it."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from splatcli.errors import SplatError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer.reference import render_reference
 from splatcli.scene.camera import Camera
+from splatcli.sh import sh_basis
 from splatcli.train.changed_settings import changed_config
 from splatcli.train.densify.contribution import VIEWS
 from splatcli.train.events import Saved
-from splatcli.train.state import TrainState, flushed
-from splatcli.train.view_dependence import damp, effective_views
+from splatcli.train.state import TrainState, flushed, sh_change_of
+from splatcli.train.view_dependence import damp, effective_views, shrinkage, view_weights
 from tests.rasterizer.scenes import random_camera
 from tests.rasterizer.scenes import random_gaussians as gaussians_around
 from tests.train.worlds import (
@@ -35,7 +37,7 @@ from tests.train.worlds import (
 
 
 def config(steps: int = 40, degree: int = 3, **train: object) -> Config:
-    return short_config(steps, model={"sh_degree": degree}, train=train)
+    return short_config(steps, model={"sh_degree": degree}, train={"sh_prior": 0.0, **train})
 
 
 def finished(run: MemoryRun, config: Config) -> TrainState:
@@ -104,6 +106,101 @@ def test_ranks_share_the_views_and_have_the_bits_of_one_process() -> None:
     groups: list[Any] = [Rank(rank) for rank in (2, 0, 1)]
     *_, all_of_them = [effective_views(gaussians, cameras, group=group) for group in groups]
     assert torch.equal(all_of_them, effective_views(gaussians, cameras))
+
+
+def plain_shrinkage(
+    gaussians: Gaussians, cameras: list[Camera], weights: Tensor, half: float, prior: float
+) -> tuple[Tensor, Tensor]:
+    """The mean coefficients and the change of each Gaussian, by least squares in float64, one after another."""
+    size = gaussians.shN.shape[1]
+    shN, sh0 = gaussians.shN.double(), gaussians.sh0.double()
+    colour = (0.5 + sh0 / (4 * torch.pi) ** 0.5).clamp(min=0.05)
+    centers = torch.stack([torch.as_tensor(camera.center, dtype=torch.float64) for camera in cameras])
+    rows, sides, found = [], [], []
+    for index, mean in enumerate(gaussians.means.double()):
+        shares = weights[:, index].double()
+        total, squares = shares.sum(), (shares**2).sum()
+        directions = torch.nn.functional.normalize(mean - centers, dim=1)
+        basis = sh_basis(directions, gaussians.sh_degree)[:, 1:] * (4 * torch.pi) ** 0.5
+        shares = shares / total.clamp(min=1e-300)
+        middle = shares @ basis
+        root = shares.sqrt()[:, None] * (basis - middle)
+        views = total**2 / squares.clamp(min=1e-300)
+        trust = (views**2 / (views + half) * total / weights.sum()).sqrt()
+        rows += [trust * root, trust * 0.1**0.5 * torch.eye(size, dtype=torch.float64)]
+        sides += [trust * root @ (shN[index] / colour[index]), torch.zeros(size, 3, dtype=torch.float64)]
+        found.append((views, middle, root))
+    common = torch.linalg.lstsq(torch.cat(rows), torch.cat(sides), driver="gelsd").solution
+    changes = []
+    for index, (views, middle, root) in enumerate(found):
+        guess, trust = common * colour[index], (views**2 / half).sqrt()
+        matrix = torch.cat([trust * root, prior**0.5 * torch.eye(size, dtype=torch.float64)])
+        side = torch.cat([trust * root @ shN[index], prior**0.5 * guess])
+        likely = torch.linalg.lstsq(matrix, side, driver="gelsd").solution
+        kept = middle @ (shN[index] - likely)
+        likely[8:] = guess[8:] + views**2 / (views**2 + half**2) * (likely[8:] - guess[8:])
+        changes.append(torch.cat([kept[None], likely - shN[index]]))
+    return common, torch.stack(changes)
+
+
+@pytest.mark.parametrize("degree", [1, 3, 4])
+def test_shrinkage_is_least_squares_towards_the_mean_of_all(degree: int) -> None:
+    cameras = [random_camera(seed, 64, 48) for seed in range(6)]
+    gaussians = gaussians_around(3, 40, sh_degree=degree)
+    weights = view_weights(gaussians, cameras)
+    assert int((weights > 0).any(dim=0).sum()) > 20
+    assert bool((weights == 0).all(dim=0).any()), "some are in no view"
+    common, wanted = plain_shrinkage(gaussians, cameras, weights, 3.0, 0.7)
+    found = shrinkage(gaussians, cameras, weights, 3.0, 0.7)
+    assert found.dtype == torch.float32
+    assert float(common.abs().max()) > 1e-3
+    assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+    half = float((wanted[:, 1:] + gaussians.shN.double()).norm() / gaussians.shN.double().norm())
+    assert 0.0 < half < 0.9, "coefficients get smaller"
+
+
+def test_what_views_show_keeps_its_mean_colour() -> None:
+    """Below degree three, whose coefficients are damped besides, the mean over the views of each Gaussian stays."""
+    cameras = [random_camera(seed, 64, 48) for seed in range(6)]
+    gaussians = gaussians_around(3, 40, sh_degree=2)
+    weights = view_weights(gaussians, cameras)
+    change = shrinkage(gaussians, cameras, weights, 3.0, 1.0).double()
+    assert float(change[:, 1:].abs().max()) > 1e-2
+    for index, mean in enumerate(gaussians.means.double()):
+        shares = weights[:, index].double()
+        if shares.sum() > 0:
+            rays = torch.stack([mean - torch.as_tensor(camera.center, dtype=torch.float64) for camera in cameras])
+            basis = sh_basis(torch.nn.functional.normalize(rays, dim=1), 2)
+            shift = shares @ (basis @ change[index]) / shares.sum()
+            assert_close(shift, torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+def test_processes_that_hold_parts_have_the_shrinkage_of_one() -> None:
+    cameras = [random_camera(seed, 64, 48) for seed in range(5)]
+    gaussians = gaussians_around(3, 31)
+    whole = view_weights(gaussians, cameras)
+    wanted = shrinkage(gaussians, cameras, whole, 3.0, 1.0)
+    for size in (2, 3):
+        parts: list[Tensor] = []
+
+        class Rank:
+            def __init__(self, rank: int, size: int = size, parts: list[Tensor] = parts) -> None:
+                self.rank, self.size, self.parts = rank, size, parts
+
+            def all_gather(self, own: Tensor) -> list[Tensor]:
+                self.parts[self.rank : self.rank + 1] = [own]
+                return self.parts
+
+        groups: list[Any] = [Rank(rank) for rank in range(size)]
+        *_, weights = [view_weights(gaussians, cameras, group=group) for group in groups]
+        assert torch.equal(weights, whole)
+        cuts = [round(31 * rank / size) for rank in range(size + 1)]
+        slices = [slice(*pair) for pair in itertools.pairwise(cuts)]
+        own = [gaussians.map(lambda column, rows=rows: column[rows]) for rows in slices]
+        parts.clear()
+        for group, part, rows in zip(groups, own, slices, strict=True):  # fills parts; the last one has all
+            last = shrinkage(part, cameras, whole, 3.0, 1.0, rows=rows, group=group)
+        assert torch.equal(last, wanted[slices[-1]])
 
 
 @pytest.mark.parametrize("degree", [0, 1, 2, 3, 4])
@@ -247,3 +344,52 @@ def test_a_finished_model_can_be_shown_undamped() -> None:
     checkpoint = run.saved[40]
     checkpoint.config, _ = changed_config(checkpoint.config, assignments=["train.sh_views=0"])
     assert torch.equal(flushed(checkpoint).shN, flushed(replace(checkpoint, effective_views=None)).shN)
+
+
+def test_a_run_of_views_far_apart_ends_with_a_change_and_its_state_stays_raw(tmp_path: Path) -> None:
+    run, plain = MemoryRun(), MemoryRun()
+    state, raw = finished(run, config(sh_prior=1.0)), finished(plain, config(sh_views=0.0))
+    assert state.sh_change is not None
+    assert (state.effective_views, raw.sh_change) == (None, None)
+    for name in GROUPS:
+        assert torch.equal(getattr(state.gaussians, name), getattr(raw.gaussians, name)), name
+    cameras, trained = state.training_cameras(), raw.flushed()
+    change = shrinkage(trained, cameras, view_weights(trained, cameras), 3.0, 1.0)
+    assert torch.equal(state.sh_change, change)
+    path = tmp_path / "ckpt.pt"
+    save_checkpoint(path, run.saved[40])
+    stored = load_checkpoint(path)
+    assert b'"sh_change"' in path.read_bytes()
+    for shown in (state.flushed(), flushed(run.saved[40]), flushed(stored)):
+        assert torch.equal(shown.sh0, trained.sh0 + change[:, 0])
+        assert torch.equal(shown.shN, trained.shN + change[:, 1:])
+    rows = torch.tensor([3, 1])
+    assert torch.equal(flushed(stored.select_rows(rows)).shN, flushed(stored).shN[rows])
+    longer, _ = changed_config(stored.config, values={"train.iterations": 45})
+    trainer = resume_plain(stored, MemoryRun(), config=longer)
+    list(trainer.run(stop_at=43))
+    assert trainer.state.sh_change is None, "the next step forgets it"
+    shown_raw = replace(stored, config=changed_config(stored.config, assignments=["train.sh_views=0"])[0])
+    assert torch.equal(flushed(shown_raw).sh0, trained.sh0)
+    stored.sh_change = change[:, :-1].contiguous()
+    with pytest.raises(SplatError, match=r"sh_change is float32 \[\d+, 15, 3\], not float32 \[\d+, 16, 3\]"):
+        save_checkpoint(path, stored)
+
+
+def test_parts_of_a_merged_run_that_are_damped_become_changes() -> None:
+    """Where the views of some blocks are far apart and of others not."""
+    run = MemoryRun()
+    finished(run, config())
+    damped = run.saved[40]
+    change = sh_change_of(damped)
+    as_change = replace(damped, effective_views=None, sh_change=change)
+    assert_close(flushed(as_change).shN, flushed(damped).shN, rtol=0, atol=1e-7)
+    assert torch.equal(change[:, :9], torch.zeros_like(change[:, :9]))
+    assert float(change.abs().max()) > 1e-4
+
+
+def test_runs_without_a_prior_stay_without() -> None:
+    stored = config(sh_prior=1.0).model_dump(mode="json")
+    assert parse_config(stored).train.sh_prior == 1.0
+    del stored["train"]["sh_prior"]
+    assert parse_config(stored).train.sh_prior == 0.0
