@@ -23,9 +23,10 @@ WORDS = (*QUICK, "--sh-degree", "3", "--set", "schedule.sh_degree_interval=10", 
 
 @pytest.fixture(scope="module")
 def runs(splat_once: Splat, tiny_scene: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same run with and without damping."""
+    """The same run with damping, with a prior, and without."""
     folders = {}
-    for name, words in (("damped", ()), ("raw", ("--set", "train.sh_views=0"))):
+    given = {"damped": (), "drawn": ("--set", "train.sh_prior=1"), "raw": ("--set", "train.sh_views=0")}
+    for name, words in given.items():
         folders[name] = tmp_path_factory.mktemp("runs") / name
         done = splat_once("train", tiny_scene, "-o", folders[name], *WORDS, *words)
         assert done.code == 0, done.err
@@ -57,10 +58,21 @@ def test_an_export_of_a_finished_run_is_damped_by_what_the_checkpoint_tells(
 
 
 def test_checkpoints_hold_the_same_raw_parameters(runs: dict[str, Path]) -> None:
-    damped, raw = (load_checkpoint(folder / "ckpts" / "ckpt_000060.pt") for folder in runs.values())
-    assert raw.effective_views is None
-    for (name, one), (_, other) in zip(damped.gaussians.items(), raw.gaussians.items(), strict=True):
-        assert torch.equal(one, other), name
+    damped, drawn, raw = (load_checkpoint(folder / "ckpts" / "ckpt_000060.pt") for folder in runs.values())
+    assert [sorted(each.columns()) for each in (damped, drawn, raw)] == [["effective_views"], ["sh_change"], []]
+    for name, column in raw.gaussians.items():
+        assert torch.equal(getattr(damped.gaussians, name), column), name
+        assert torch.equal(getattr(drawn.gaussians, name), column), name
+
+
+def test_an_export_of_a_run_with_a_prior_has_the_change_that_the_checkpoint_stores(
+    splat: Splat, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    drawn, raw = (rest_of(splat, runs[name], tmp_path) for name in ("drawn", "raw"))
+    change = load_checkpoint(runs["drawn"] / "ckpts" / "ckpt_000060.pt").sh_change
+    assert change is not None
+    assert np.array_equal(drawn, raw + change.numpy()[:, 1:])
+    assert float(change[:, 1:9].abs().max()) > 1e-3, "below degree three, too"
 
 
 def test_the_end_of_a_run_and_eval_print_the_figure_of_the_damped_model(splat: Splat, runs: dict[str, Path]) -> None:
@@ -71,7 +83,7 @@ def test_the_end_of_a_run_and_eval_print_the_figure_of_the_damped_model(splat: S
         assert done.code == 0, done.err
         assert done.objects[-1]["psnr"] == pytest.approx(printed["psnr"], abs=1e-9)
         figures[name] = printed["psnr"]
-    assert figures["damped"] != figures["raw"]
+    assert len(set(figures.values())) == 3
 
 
 def test_a_longer_run_goes_on_raw_and_ends_damped(
