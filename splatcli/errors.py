@@ -242,20 +242,38 @@ def system_error(error: BaseException) -> OSError | None:
 # --- out of memory ----------------------------------------------------------------------------------------------------
 
 
+#: A GPU's lack of memory where torch.OutOfMemoryError does not say it: pinned memory, kernels that are loaded, cuBLAS.
+_NO_GPU_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUSOLVER_STATUS_ALLOC_FAILED")
+
+
+def is_gpu_out_of_memory(error: BaseException) -> bool:
+    """Return whether torch lacks memory of a GPU. Such an error is known by its words, so that torch is not loaded."""
+    return isinstance(error, RuntimeError) and (
+        type(error).__name__ == "OutOfMemoryError" or any(words in str(error) for words in _NO_GPU_MEMORY)
+    )
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether a smaller model might not have met this error."""
-    from torch import OutOfMemoryError  # of a GPU; on a CPU torch raises a plain RuntimeError
-
     if isinstance(error, DeviceFaultError):
         return False
-    if isinstance(error, ResourceError | OutOfMemoryError | MemoryError):
+    if isinstance(error, ResourceError | MemoryError) or is_gpu_out_of_memory(error):
         return True
+    # torch on a CPU
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def memory_words(error: BaseException) -> str:
+    """Return what an error says of memory, without the advice on torch's allocator that torch adds for a GPU."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    said, free, _ = line.partition(" is free.")
+    return f"{said}{free}".rstrip(".")
 
 
 def as_splat_error(error: BaseException) -> SplatError:
     """Return ``error`` in the form that users see; for one that is no SplatError, memory is to blame."""
     if isinstance(error, SplatError):
         return error
-    what = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return ResourceError(f"memory does not suffice: {what}", remedy="use fewer or smaller images (-r), or --cap-max")
+    return ResourceError(
+        f"memory does not suffice: {memory_words(error)}", remedy="use fewer or smaller images (-r), or --cap-max"
+    )

@@ -27,6 +27,8 @@ from splatcli.errors import (
     SplatError,
     UsageError,
     from_os_error,
+    is_gpu_out_of_memory,
+    memory_words,
     system_error,
 )
 
@@ -38,6 +40,8 @@ _LESS_MEMORY = {
     "render": "choose a smaller --size, or end other programs",
     "mesh": "choose a larger --voxel, keep a part with --crop, or end other programs",
 }
+#: Commands that take --device and are done within minutes on a CPU.
+_FAST_ON_CPU = {"render", "eval", "compare", "mesh"}
 
 
 def report_error(error: Exception, argv: Sequence[str], out: Output) -> int:
@@ -73,8 +77,10 @@ def _as_splat_error(error: Exception, argv: Sequence[str]) -> SplatError | None:
         return SceneError(str(error.strerror), where=error.filename)
     refused = system_error(error)
     if refused is not None and refused.errno == errno.ENOMEM:
-        remedy = _LESS_MEMORY.get(argv[0] if argv else "", "end other programs, or use a model of fewer Gaussians")
-        return ResourceError("the machine is out of memory", remedy=remedy)
+        return ResourceError("the machine is out of memory", remedy=_less_memory(argv))
+    if is_gpu_out_of_memory(error):
+        on_cpu = "; --device cpu takes the machine's memory instead" if argv and argv[0] in _FAST_ON_CPU else ""
+        return ResourceError(f"the GPU is out of memory: {memory_words(error)}", remedy=f"{_less_memory(argv)}{on_cpu}")
     if refused is not None and refused.errno == errno.ELOOP:
         error = refused  # Path.resolve() turns it into a RuntimeError
     if type(error).__name__ == "AcceleratorError":  # torch's, which is not loaded here
@@ -82,6 +88,11 @@ def _as_splat_error(error: Exception, argv: Sequence[str]) -> SplatError | None:
     if isinstance(error, OSError):  # an input, unless it lies where results go
         return from_os_error(error, OutputError if _is_output(error.filename, argv) else SceneError)
     return None
+
+
+def _less_memory(argv: Sequence[str]) -> str:
+    """Return what takes less memory."""
+    return _LESS_MEMORY.get(argv[0] if argv else "", "end other programs, or use a model of fewer Gaussians")
 
 
 def _is_output(name: object, argv: Sequence[str]) -> bool:

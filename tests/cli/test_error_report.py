@@ -75,6 +75,32 @@ def test_a_gpu_that_has_failed_is_no_bug(failing, splat) -> None:
     assert "splat resume RUN" in done.err
 
 
+#: Lack of memory on a GPU: of torch's allocator, of the driver (as for pinned memory), of cuBLAS.
+GPU_SHORTAGES = {
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB of which 9.00 MiB is free": (
+        torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB of which 9.00 MiB is free. If reserved "
+            "but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True"
+        )
+    ),
+    "CUDA error: out of memory": torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be"),
+    "CUBLAS_STATUS_ALLOC_FAILED": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+}
+
+
+@pytest.mark.parametrize("words", GPU_SHORTAGES)
+def test_a_gpu_without_memory_is_neither_a_bug_nor_a_fault(failing, splat, words: str) -> None:
+    failing(GPU_SHORTAGES[words])
+    done = splat("render", "x")
+    assert done.code == 4
+    assert "error[E004]: the GPU is out of memory: " in done.err
+    assert words in done.err
+    assert "smaller --size" in done.err
+    assert "--device cpu" in done.err
+    assert not any(wrong in done.err for wrong in ("has failed", "a bug", "PYTORCH_ALLOC_CONF"))
+    assert "--device" not in splat("edit", "x").err
+
+
 def test_a_bug_is_reported_if_no_file_can_be_written(failing, splat, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(ZeroDivisionError("by zero"))
     with monkeypatch.context() as patch:

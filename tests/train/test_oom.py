@@ -28,10 +28,11 @@ from tests.train.worlds import (
     start_plain,
 )
 
-#: What a lack of memory looks like: the rasterizer's budget, torch on a GPU, Python, torch on a CPU.
+#: What a lack of memory looks like: the rasterizer's budget, torch on a GPU, its driver, Python, torch on a CPU.
 SHORTAGES: tuple[Callable[[], Exception], ...] = (
     lambda: ResourceError("9.1 GiB wanted, 8.0 GiB allowed"),
     lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    lambda: torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
     MemoryError,
     lambda: RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
 )
@@ -64,7 +65,7 @@ def test_the_made_run_grows_beyond_what_the_small_machine_holds() -> None:
     assert max(counts(list(start_plain(growing(), MemoryRun()).run()))) > 40
 
 
-@pytest.mark.parametrize("error", SHORTAGES, ids=["budget", "cuda", "python", "cpu"])
+@pytest.mark.parametrize("error", SHORTAGES, ids=["budget", "cuda", "driver", "python", "cpu"])
 def test_a_run_that_outgrows_the_memory_ends_smaller(error: Callable[[], Exception]) -> None:
     run = MemoryRun()
     trainer = start_plain(growing(), run, SmallMachine(30, error))
@@ -199,7 +200,7 @@ def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
         list(start_plain(growing(), MemoryRun(), engine).run())
 
 
-@pytest.mark.parametrize("error", SHORTAGES, ids=["budget", "cuda", "python", "cpu"])
+@pytest.mark.parametrize("error", SHORTAGES, ids=["budget", "cuda", "driver", "python", "cpu"])
 def test_a_run_whose_views_cannot_be_scored_is_done_all_the_same(error: Callable[[], Exception]) -> None:
     run = MemoryRun()
     trainer = start_plain(growing(12, guard={"probe_every": 5}), run)
