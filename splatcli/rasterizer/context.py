@@ -363,9 +363,7 @@ class RasterContext:
         if self.counters is not None:
             native.visible = padded
             self.counters.copy_(torch.tensor([count, native.max_isects, 0, 0]))
-        # No code reads parameters after the projection; they are here to be counted.
-        blank = Gaussians(*(projected.new_empty(count, *shape) for shape in ((3,), (4,), (3,), (), (3,), (0, 3))))
-        arrays = self.backend.arrays(blank)
+        arrays = abi.GaussianArrays(n=count)  # no code reads parameters after the projection; they are counted
         self.set_arrays(arrays)
         return arrays
 

@@ -20,6 +20,9 @@ from torch import Tensor
 
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli.commands import run
+from splatcli.cli.ranks import check_ranks
+from splatcli.distributed.launch import launch
+from splatcli.errors import UsageError
 from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.train.training_images import to_device
@@ -194,6 +197,32 @@ def test_the_first_gpu_leaves_the_second_one_alone(scene: Path, tmp_path: Path) 
         splat("edit", model, "--refine", "3", "-o", tmp_path / "refined.ply")
     assert gpus.faults == []
     assert set(gpus.operations) == set(gpus.calls) == {"cuda:0"}
+
+
+def test_as_many_ranks_as_gpus() -> None:
+    with simulated_gpus():
+        assert check_ranks(2, device="auto", mode="sharded", asked="--ranks") == "cuda"
+        with pytest.raises(UsageError, match="3 ranks want as many GPUs, and there are 2") as caught:
+            check_ranks(3, device="cuda", mode=None, asked="--gpus")
+        assert caught.value.remedy == "--gpus 2, or --device cpu"
+
+
+@pytest.mark.parametrize("mode", ["replicated", "sharded"])
+def test_each_rank_stays_on_its_gpu_and_the_bits_are_those_of_one_process(
+    scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """With gloo in NCCL's place; what NCCL refuses is refused."""
+    options = (*SHORT, "--batch-size", "2", "--exposure", "--depth-loss", "--filter-3d")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
+    monkeypatch.setenv("SIMULATED_RANKS", str(tmp_path))
+    command = [sys.executable, "-m", "tests.gpu.simulated.rank", "train", str(scene), "-o", str(tmp_path / "gpus")]
+    assert launch([*command, *options, "--device", "cuda", "--distributed", mode], 2, share_cores=False) == 0
+    for rank in range(2):
+        seen = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert seen == {"faults": [], "devices": [f"cuda:{rank}"], "groups": 1}
+    splat("train", scene, "-o", tmp_path / "cpu", "--device", "cpu", *options)
+    assert bits_of(tmp_path / "gpus") == bits_of(tmp_path / "cpu")
 
 
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="torch with CUDA asks its own runtime for devices")

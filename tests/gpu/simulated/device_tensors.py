@@ -624,8 +624,6 @@ class CudaLibrary:
         self._cpu = backend.load_cpu(backend.chosen_isa())
         self._name = self._cpu._name
         self._call = abi.Call(dtype=abi.FLOAT32, threads=1)
-        #: By the address of a frame: visible Gaussians, bound of their tile intersections, tile intersections.
-        self._counts: dict[int, tuple[int, int, int]] = {}
 
     def splat_last_error(self) -> bytes:
         return bytes(self._cpu.splat_last_error() or b"")
@@ -650,9 +648,9 @@ class CudaLibrary:
         return bool(self._flags(counters)[abi.COUNT_OVERFLOW])
 
     def _frame(self, frame: abi.Frame) -> abi.Frame:
-        """Return a frame as the CPU library left it."""
-        copy = abi.Frame.from_buffer_copy(frame)
-        copy.visible, _, copy.isects = self._counts[ctypes.addressof(frame)]
+        """Return a frame for the CPU library, with the counts that the device has."""
+        copy, counts = abi.Frame.from_buffer_copy(frame), self._flags(frame.counters)
+        copy.visible, copy.isects = counts[abi.COUNT_VISIBLE], counts[abi.COUNT_ISECTS]
         return copy
 
     def splat_project(self, call: abi.Call, view: Any, arrays: Any, frame: abi.Frame, adam: Any) -> int:
@@ -663,7 +661,6 @@ class CudaLibrary:
         result = self._cpu.splat_project(self._call, view, arrays, copy, adam)
         flags = self._flags(frame.counters)
         flags[abi.COUNT_VISIBLE], flags[abi.COUNT_MAX_ISECTS] = copy.visible, copy.max_isects
-        self._counts[ctypes.addressof(frame)] = (copy.visible, copy.max_isects, 0)
         return int(result)
 
     def splat_tile_row_isects(self, call: abi.Call, view: Any, arrays: Any, frame: abi.Frame, out: int) -> int:
@@ -677,9 +674,8 @@ class CudaLibrary:
         self._enter("bin", call, view, arrays, frame)
         if self._skips(frame.counters):
             return 0
-        visible, bound, _ = self._counts[ctypes.addressof(frame)]
-        copy = self._frame(frame)
-        copy.max_isects = max(1, bound)
+        copy, flags = self._frame(frame), self._flags(frame.counters)
+        copy.max_isects = max(1, flags[abi.COUNT_MAX_ISECTS])
         # The lists are made beside the device's memory, which may be too small for them.
         lists = {"isect_gaussians": 4, "isect_grad_rows": 4, "isect_masks": 2}
         beside = {name: torch.empty(copy.max_isects * size, dtype=torch.uint8) for name, size in lists.items()}
@@ -689,9 +685,7 @@ class CudaLibrary:
         for name, memory in beside.items():
             setattr(copy, name, memory.data_ptr())
         result = self._cpu.splat_bin(self._call, view, arrays, copy)
-        flags = self._flags(frame.counters)
         flags[abi.COUNT_ISECTS] = copy.isects
-        self._counts[ctypes.addressof(frame)] = (visible, bound, copy.isects)
         if copy.isects > frame.max_isects:
             flags[abi.COUNT_OVERFLOW] = 1
             return int(result)
