@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import imageio.v3 as imageio
 import numpy as np
@@ -23,9 +24,12 @@ from splatcli.cli.commands import run
 from splatcli.cli.ranks import check_ranks
 from splatcli.distributed.launch import launch
 from splatcli.errors import UsageError
+from splatcli.formats.ply import write_ply_file
 from splatcli.native import abi
 from splatcli.native.backend import Backend
+from splatcli.train.densify.control import DensityControl
 from splatcli.train.training_images import to_device
+from tests.cli.test_mesh import ball
 from tests.cli.tiny import HEIGHT, WIDTH, add_points, write_scene
 from tests.gpu.simulated.device_tensors import (
     Event,
@@ -197,6 +201,61 @@ def test_the_first_gpu_leaves_the_second_one_alone(scene: Path, tmp_path: Path) 
         splat("edit", model, "--refine", "3", "-o", tmp_path / "refined.ply")
     assert gpus.faults == []
     assert set(gpus.operations) == set(gpus.calls) == {"cuda:0"}
+
+
+def test_a_gpu_that_runs_out_of_memory_goes_back_and_ends_smaller(
+    scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With steps in flight, coefficients in pinned memory, and a shortage that torch's allocator did not see."""
+    refine, calls = DensityControl.refine, []
+
+    def failing(self: DensityControl, *arguments: Any, **more: Any) -> Any:
+        calls.append(self)
+        if len(calls) == 2:
+            raise torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported later")
+        return refine(self, *arguments, **more)
+
+    monkeypatch.setattr(DensityControl, "refine", failing)
+    options = (*SHORT, "--offload", "--set", "save.steps=[5]", "--json")
+    with simulated_gpus() as gpus:
+        splat("train", scene, "-o", tmp_path / "run", "--device", "cuda:1", *options)
+    assert gpus.faults == []
+    assert set(gpus.operations) == set(gpus.calls) == {"cuda:1"}
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (back,) = [event for event in events if event["event"] == "rolled-back"]
+    assert (back["cause"], back["step"], back["from_step"]) == ("memory", 5, 9)
+    assert "CUDA error: out of memory; " in back["text"]
+    assert len(calls) > 2
+    assert load_checkpoint(tmp_path / "run" / "ckpts" / f"ckpt_{STEPS:06d}.pt").step == STEPS
+
+
+def test_meshes_are_made_on_their_gpu(tmp_path: Path) -> None:
+    write_ply_file(ball(), tmp_path / "ball.ply")
+    with simulated_gpus() as gpus:
+        for name, options in {"surface.ply": (), "closed.glb": ("--watertight",)}.items():
+            splat(
+                "mesh",
+                tmp_path / "ball.ply",
+                "-o",
+                tmp_path / name,
+                "--resolution",
+                "24",
+                "--device",
+                "cuda:1",
+                *options,
+            )
+    assert gpus.faults == []
+    assert set(gpus.operations) == set(gpus.calls) == {"cuda:1"}
+
+
+def test_the_doctor_renders_on_every_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    with simulated_gpus() as gpus:
+        splat("doctor", "--json")
+    facts = json.loads(capsys.readouterr().out)
+    assert [gpu["capability"] for gpu in facts["gpus"]] == ["8.0", "8.0"]
+    assert all(facts["backends"][device]["works"] for device in ("cuda:0", "cuda:1"))
+    assert gpus.faults == []
+    assert set(gpus.calls) == {"cuda:0", "cuda:1"}
 
 
 def test_as_many_ranks_as_gpus() -> None:
