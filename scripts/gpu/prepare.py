@@ -31,8 +31,8 @@ WHEELS = {
     "speed": ("gsplat==1.5.3",),
 }
 
-#: MiB of all that travels: it has to stay well below 64.
-MOST_MIB = 56.0
+#: MiB of all that travels: it has to stay below 64.
+MOST_MIB = 62.0
 
 
 def prepare(folder: Path) -> int:
@@ -45,17 +45,17 @@ def prepare(folder: Path) -> int:
     fetch([core], folder / "check")
     shutil.rmtree(folder / "scene", ignore_errors=True)
     write_scenes(folder / "scene")
-    tree = tracked_mib()
+    tree, status = tracked_mib(), 0
     for part in WHEELS:
         carried = [path for path in (folder / part, folder / "scene") if path.is_dir()]
         total = tree + sum(mib(path) for path in carried)
         print(f"\n{part}: {total:.1f} MiB, of which {tree:.1f} are the checkout; take along, in the same places:")
         print("".join(f"    {os.path.relpath(path, ROOT)}  {mib(path):.1f} MiB\n" for path in carried), end="")
         if total > MOST_MIB:
-            print(f"gpu_check: this is more than {MOST_MIB:.0f} MiB", file=sys.stderr)
-            return 1
+            print(f"gpu_check: for {part} this is more than {MOST_MIB:.0f} MiB", file=sys.stderr)
+            status = 1
         print(f"and run there, in the root of the checkout:\n    {call(part, folder)}")
-    return 0
+    return status
 
 
 def call(part: str, carried: Path) -> str:
