@@ -25,9 +25,10 @@ def version_of(package: str) -> str:
 #: What the machine runs: CPython and the manylinux names that pip knows wheels by.
 TARGET = ("3.12", ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"))
 
-#: Wheels by the part that needs them. pydantic-core is of the version that pydantic asks for.
+#: Wheels by the part that needs them. pydantic-core is of the version that pydantic asks for; of typer the machine may
+#: have one that splatcli.cli cannot be imported with.
 WHEELS = {
-    "check": ("pydantic", "annotated-types", "typing-inspection", "typing-extensions", "plyfile", "pycolmap"),
+    "check": ("pydantic", "annotated-types", "typing-inspection", "typing-extensions", "plyfile", "pycolmap", "typer"),
     "speed": ("gsplat==1.5.3",),
 }
 

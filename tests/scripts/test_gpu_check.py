@@ -464,13 +464,14 @@ def test_what_is_prepared_is_unpacked_where_python_finds_it(
     assert gpu_check.main(["--prepare", str(tmp_path / "carried")]) == 0
     assert "pydantic-core==2.50.4" in asked
     assert "gsplat==1.5.3" in asked
+    assert f"typer=={prepare.version_of('typer')}" in asked, "that of the machine may be too old for splatcli.cli"
     printed = capsys.readouterr().out
     for part in gpu_check.PARTS:
         call = next(line for line in printed.splitlines() if f"--part {part}" in line)
         assert len(call) < 2000
         assert '--out "$OUT"' in call
     names = prepare.unpack("check", tmp_path / "carried", tmp_path / "site")
-    assert len(names) == 7
+    assert len(names) == 8
     assert (tmp_path / "site" / "pydantic_core" / "__init__.py").is_file()
     assert prepare.unpack("speed", tmp_path / "nothing", tmp_path / "site") == []
     make_wheel(tmp_path / "old" / "speed" / "ancient-1.0-cp27-cp27m-linux_x86_64.whl", "ancient", "")
