@@ -298,7 +298,8 @@ def sanitizer(report: Report) -> None:
             continue
         log = report.log(name)
         # Torch's caching allocator hands out pieces of large blocks: only without it does each tensor have an end.
-        options = ["--tool", name, "--error-exitcode", "9", "--kernel-regex", "kns=splat"]
+        # --kernel-name was --kernel-regex until 2023.3, of CUDA 12.3.
+        options = ["--tool", name, "--error-exitcode", "9", "--kernel-name", "kns=splat"]
         command = [program, *options, *this_program("--tiny-step")]
         status = run_child(command, log, share * (report.left() - 3), PYTORCH_NO_CUDA_MEMORY_CACHING="1")
         text = log.read_text(errors="replace")

@@ -36,7 +36,9 @@ PROGRAMS = {
     "nvidia-smi": 'echo "580.00.00, 345 MHz, 3201 MHz"',
     "compute-sanitizer": """
 [ "$1" = --version ] && { echo "Version 2025.3.1.0 (build 36400806) (public-release)"; exit; }
-while [ "${1#--}" != "$1" ]; do shift 2; done
+while [ "${1#--}" != "$1" ]; do
+  case "$1" in --tool|--error-exitcode|--kernel-name) shift 2;; *) echo "unrecognised option '$1'"; exit 1;; esac
+done
 "$@" || exit
 echo "========= ERROR SUMMARY: 0 errors"
 """,

@@ -17,10 +17,11 @@ from typing import Any
 import gpu_check
 import pytest
 import torch
-from gpu import peer, prepare, scenes, speed
+from gpu import check, peer, prepare, scenes, speed
 from gpu.process import run_child
 from gpu.report import CARRIED, REHEARSE, Report, Section, Skipped, speed_lines, summary
 
+from tests.gpu.rehearse import PROGRAMS
 from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER
 
@@ -437,6 +438,22 @@ def test_a_scene_that_is_carried_is_the_scene(tmp_path: Path) -> None:
         assert small.width == large.width // 2
         assert small.fx == pytest.approx(large.fx / 2, rel=1e-2)
         torch.testing.assert_close(torch.from_numpy(small.viewmat), torch.from_numpy(large.viewmat), rtol=0, atol=1e-6)
+
+
+def test_the_sanitizer_is_asked_with_options_that_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The stand-in refuses others, as the real one of CUDA 13."""
+    program = tmp_path / "compute-sanitizer"
+    program.write_text(f"#!/bin/sh\n{PROGRAMS['compute-sanitizer']}")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(check, "this_program", lambda *_: ["echo", "tiny step done"])
+    report = Report(tmp_path / "sanitizer.json", 60.0)
+    check.sanitizer(report)
+    clean = {"status": 0, "summary": "ERROR SUMMARY: 0 errors"}
+    assert report.found == dict.fromkeys(("memcheck", "racecheck", "synccheck"), clean)
+    monkeypatch.setattr(check, "this_program", lambda *_: ["false"])
+    with pytest.raises(AssertionError, match="memcheck and racecheck and synccheck did not come out clean"):
+        check.sanitizer(report)
 
 
 def make_wheel(path: Path, name: str, requires: str = "") -> None:
