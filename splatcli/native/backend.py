@@ -183,8 +183,14 @@ class Backend:
                 f"there is no {device}: torch sees {torch.cuda.device_count()} GPUs",
                 remedy="use --device cpu, or see what splat doctor says",
             )
-        ordinal = torch.cuda.current_device() if device.index is None else device.index
-        library = load_cuda(ordinal)
+        try:
+            ordinal = torch.cuda.current_device() if device.index is None else device.index
+            library = load_cuda(ordinal)
+        except RuntimeError as error:  # the driver counts it, and torch cannot start it
+            raise ResourceError(
+                f"torch cannot use {device}: {(str(error).splitlines() or [''])[0]}",
+                remedy="use --device cpu, or see what splat doctor and nvidia-smi say",
+            ) from None
         return cls(library, torch.float32, 0, torch.device("cuda", ordinal), ordinal, deferred=True)
 
     def call(self, name: str, *arguments: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from splatcli.errors import ResourceError
+from splatcli.errors import ResourceError, UsageError
 from splatcli.gaussians import GROUPS
 from splatcli.native import abi
-from splatcli.native.backend import Backend
+from splatcli.native.backend import Backend, load_cuda, resolve_device
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.context import view_of
 from splatcli.rasterizer.step_inputs import StepInputs
@@ -269,3 +270,36 @@ def test_a_step_with_parts_that_do_not_belong_together_is_refused() -> None:
     with pytest.raises(ValueError, match="shape"):
         step(engine, background=torch.zeros(4))
     assert step(engine) > 0, "the engine is as good as before"
+
+
+def test_the_device_of_a_text() -> None:
+    assert resolve_device("cpu") == "cpu"
+    for text in ("gpu", "cuda:", "cuda:x", "cuda:-1", "CPU", ""):
+        with pytest.raises(UsageError, match="is no device"):
+            resolve_device(text)
+    if not torch.cuda.is_available():
+        assert resolve_device("auto") == "cpu"
+        with pytest.raises(ResourceError, match="there is no cuda: torch sees 0 GPUs"):
+            resolve_device("cuda")
+
+
+@pytest.mark.parametrize("call", ["current_device", "get_device_capability"])
+def test_a_gpu_that_torch_cannot_use_is_passed_over(
+    call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An old driver, or one whose GPU another process has for itself, counts its GPUs all the same."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020).\nPlease update it.")
+
+    monkeypatch.setattr("splatcli.native.backend.load_cuda", load_cuda.__wrapped__)
+    simulated: dict[str, Any] = {"is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0}
+    for name, value in (simulated | {call: refuse}).items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    with pytest.raises(ResourceError, match="torch cannot use cuda: The NVIDIA driver") as caught:
+        resolve_device("cuda")
+    assert "Please update" not in caught.value.what
+    assert "--device cpu" in str(caught.value.remedy)
+    with caplog.at_level(logging.WARNING):
+        assert resolve_device("auto") == "cpu"
+    assert "There is a GPU, but it cannot be used; going on with the CPU." in caplog.text
