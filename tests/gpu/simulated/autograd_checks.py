@@ -17,6 +17,13 @@ from splatcli.gaussians import GROUPS
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.depth_loss import DepthTarget
 from splatcli.rasterizer.gsplat_ops import fully_fused_projection, spherical_harmonics
+from splatcli.rasterizer.gsplat_tiles import (
+    accumulate,
+    isect_offset_encode,
+    isect_tiles,
+    rasterize_to_indices_in_range,
+    rasterize_to_pixels,
+)
 from splatcli.rasterizer.loss_engine import LossEngine
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, StepInputs, ViewParams
 from tests.gpu.simulated.device_tensors import Gpus, simulated_gpus
@@ -159,10 +166,35 @@ def projections(device: str) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in (gradients | {"radii": radii, "colours": colours}).items()}
 
 
+def lists_of_tiles(device: str) -> dict[str, Tensor]:
+    """Lists, images and gradients of gsplat's calls behind the projection: by kernels and, pixel by pixel, by torch."""
+    given = arguments(device)
+    opacities = given["opacities"].sigmoid()
+    radii, means2d, depths, conics, _ = fully_fused_projection(
+        given["means"], None, given["quats"], given["scales"].exp(), given["viewmats"], given["Ks"], WIDTH, HEIGHT
+    )
+    _, ids, rows = isect_tiles(means2d, radii, depths, 16, 3, 2)
+    offsets = isect_offset_encode(ids, 2, 3, 2)
+    colours = given["colors"][:, 0].expand(2, -1, -1)
+    shapes, size = (means2d, conics), (WIDTH, HEIGHT, 16)
+    images, alphas = rasterize_to_pixels(
+        *shapes, colours, opacities.expand(2, -1), *size, offsets, rows, given["backgrounds"], absgrad=True
+    )
+    light = torch.ones_like(alphas[..., 0])
+    listed = rasterize_to_indices_in_range(0, 1 << 10, light, *shapes, opacities.expand(2, -1), *size, offsets, rows)
+    again, _ = accumulate(*shapes, opacities.expand(2, -1), colours, *listed, WIDTH, HEIGHT)
+    (images.square().mean() + alphas.mean() + again.square().mean()).backward()
+    gradients = {name: tensor.grad for name, tensor in given.items() if tensor.grad is not None}
+    assert len(gradients) == 7, "all that is trained"
+    found = {"images": images, "alphas": alphas, "again": again, "absgrad": means2d.absgrad, **gradients}
+    return {name: tensor.detach().cpu() for name, tensor in (found | {"ids": ids, "pixels": listed[1]}).items()}
+
+
 CHECKS: dict[str, Callable[[str], dict[str, Tensor]]] = {
     "RGB+ED": lambda device: gsplat_calls(device, "RGB+ED", packed=False, absgrad=True),
     "RGB+D, packed": lambda device: gsplat_calls(device, "RGB+D", rasterize_mode="antialiased"),
     "projections": projections,
+    "lists of tiles": lists_of_tiles,
     "DefaultStrategy": lambda device: gsplat_training(
         device, DefaultStrategy(refine_start_iter=2, refine_every=3, grow_grad2d=1e-7, prune_opa=1e-3, verbose=False)
     ),
