@@ -59,12 +59,15 @@ SHORT = (
     *("--set", "guard.finite_every=4", "--set", "guard.probe_every=8"),
 )
 
+#: Degree 3 within the steps of a short run: the finished model's view-dependent colour is counted.
+DEGREE_3 = ("--sh-degree", "3", "--set", "schedule.sh_degree_interval=5", "--set", "train.sh_prior=0")
+
 #: Options with a path of their own through the Python side of a step, and the waits that they have in it: most times by
 #: function, in both parts of a run. A table that is copied to the device is kept there.
 RUNS: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
     "absgrad, sky": (("--set", "model.sky_points=500", "--set", "strategy.prune_weakest=0.1"), {}),
     "adc, alpha term, dropout": (
-        ("--strategy", "adc", "--set", "train.alpha_lambda=0.5", "--set", "train.dropout=0.3"),
+        ("--strategy", "adc", "--set", "train.alpha_lambda=0.5", "--set", "train.dropout=0.3", *DEGREE_3),
         {},
     ),
     "mcmc, transparent images": (("--strategy", "mcmc", "--antialiased", "--random-background"), {}),
@@ -73,7 +76,11 @@ RUNS: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
     "bilateral grid": (("--bilateral-grid", "--test-every", "3"), {"_collect": 4, "_made_cut": 4, "_constant": 1}),
     # Every step waits for the one before it, whose gradients are of the same camera.
     "ppisp": (("--ppisp",), {"_collect": STEPS, "_from_centre": 2, "_constant": 5}),
-    "filters": (("--filter-3d", "--set", "train.dropout=0.3", "--set", "strategy.prune_weakest=0.1"), {}),
+    "filters": (
+        ("--filter-3d", "--set", "train.dropout=0.3", "--set", "strategy.prune_weakest=0.1", *DEGREE_3)
+        + ("--set", "train.sh_prior=1"),
+        {},
+    ),
     "reduced, masks": (("--masks", "masks", "--depth-loss", "--set", "schedule.resolution_schedule=6"), {}),
     "offload": (("--offload", "--strategy", "mcmc"), {}),
     # Steps on several views are done on return: each view's counts, losses and gradients are read.
@@ -141,7 +148,7 @@ def bits_of(folder: Path) -> dict[str, bytes]:
     found = load_checkpoint(folder / "ckpts" / f"ckpt_{STEPS:06d}.pt")
     assert found.moments is not None
     assert len(found.gaussians) > 400, "some were added"
-    tensors: dict[str, Tensor] = {**dict(found.gaussians.items()), **found.views}
+    tensors: dict[str, Tensor] = {**dict(found.gaussians.items()), **found.views, **found.columns()}
     for name, pair in found.moments.items():
         tensors |= {f"{name} moment {i}": moment for i, moment in enumerate(pair)}
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
@@ -187,6 +194,7 @@ def test_training_stays_on_its_gpu_seldom_waits_and_has_the_bits_of_the_cpu(
     splat("train", scene, "-o", tmp_path / "cpu", "--device", "cpu", *SHORT, *options)
     expected, found = bits_of(tmp_path / "cpu"), bits_of(tmp_path / "gpu")
     assert found.keys() == expected.keys()
+    assert ("sh_change" in found, "effective_views" in found) == (name == "filters", name.startswith("adc"))
     assert [name for name, bits in expected.items() if found[name] != bits] == []
 
 
