@@ -31,7 +31,8 @@ class EditedPart:
     effects: of its operations, for --json. offset: from the input, None for a file of splats.
     place: notes that say where it lies in the input and on the Earth.
     checkpoint: where one is written, and for --refine. scene: for --refine.
-    uses_data: the scene that --data names was read.
+    uses_data: the scene that --data names was read. dropped: Gaussians with NaN or infinite values that the reader left
+    out, for operations on all models.
     """
 
     path: Path
@@ -43,6 +44,7 @@ class EditedPart:
     checkpoint: Checkpoint | None
     scene: Scene | None
     uses_data: bool
+    dropped: int
 
 
 @dataclass
@@ -95,11 +97,11 @@ def edit_model(
     path: Path, operations: Sequence[Operation], together: Sequence[Operation], args: EditArguments, out: Output
 ) -> EditedPart:
     """Read a model, apply its own operations, and print their effects. together: the operations of all models."""
-    from splatcli.edit.operations import AlignTo, Clean, EditedModel, Level, Simplify, apply_operations
+    from splatcli.edit.operations import AlignTo, Clean, EditedModel, KeepFinite, Level, Simplify, apply_operations
 
     alone = len(args.models or []) < 2
     following = [*operations, *(together if alone else [])]
-    loaded = _load(path, operations, args, out)
+    loaded = _load(path, [*operations, *together], args, out)
     checkpoint = loaded.checkpoint
     if checkpoint is None and args.writes_checkpoint:
         raise UsageError(
@@ -133,6 +135,7 @@ def edit_model(
         checkpoint=checkpoint if args.writes_checkpoint or args.refine is not None else None,
         scene=scene,
         uses_data=scene is not None or photos is not None,
+        dropped=0 if any(isinstance(one, KeepFinite) for one in operations) else loaded.dropped,
     )
 
 
@@ -250,7 +253,7 @@ def join_models(
             for part, one in zip(parts, overlap, strict=True):
                 effects += _report([one], part.path, args, out)
         model = EditedModel(merged(left), model.metadata, dropped=dropped)
-    model, applied = apply_operations(model, operations)
+    model, applied = apply_operations(model, operations, nonfinite=sum(part.dropped for part in parts))
     effects += _report(applied, None, args, out)
     reads = [part.path for part in parts]
     touched = [*(fact.get("changed", 0) for fact in parts[0].effects), *(one.touched for one in applied)]

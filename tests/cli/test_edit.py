@@ -127,6 +127,13 @@ def test_filter_nan_drops_broken_rows_and_counts_them(splat: Splat, tmp_path: Pa
     (effect,) = done.objects[-1]["operations"]
     assert (effect["dropped"], effect["left"]) == (1, 49)
     assert torch.equal(read_ply(tmp_path / "x.ply").means, scene(50).means[1:])
+    done = splat("edit", path, path, "-o", tmp_path / "both.ply", "--scale", 2, "--filter", "nan", "--json")
+    assert done.code == 0, done.err
+    effect = done.objects[-1]["operations"][-1]
+    assert (effect["dropped"], effect["left"]) == (2, 98), "an operation after -o is for all models"
+    done = splat("edit", path, "-o", tmp_path / "after.ply", "--filter", "nan")
+    assert done.code == 0, done.err
+    assert (tmp_path / "after.ply").read_bytes() == (tmp_path / "x.ply").read_bytes(), "the place of -o is free"
 
 
 def test_degree_and_order(splat: Splat, model: Path, tmp_path: Path) -> None:
