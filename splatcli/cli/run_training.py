@@ -385,7 +385,7 @@ def check_request(
         return False
     if not isinstance(before, dict):
         return False
-    keys = [key for key in request if key in before and before[key] != request[key]]
+    keys = [key for key in request if key in before and not _equal(key, before[key], request[key])]
     if keys:
         listed = "; ".join(f"{key} was {shown(before[key])}, is now {shown(request[key])}" for key in keys[:_LISTED])
         more = f"; and {len(keys) - _LISTED} more" if len(keys) > _LISTED else ""
@@ -397,6 +397,13 @@ def check_request(
             remedy=f"continue it with {go_on}, {otherwise}",
         )
     return True
+
+
+def _equal(key: str, before: object, now: object) -> bool:
+    """Return whether two values of a request mean the same: a scene may be named by a link, or from another folder."""
+    if key == "data.scene" and isinstance(before, str) and isinstance(now, str):
+        return os.path.realpath(before) == os.path.realpath(now)
+    return before == now
 
 
 def _on_rank0(group: ProcessGroup | None, doing: str, make: Callable[[], Path]) -> Path:

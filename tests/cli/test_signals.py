@@ -325,6 +325,21 @@ def test_another_command_does_not_go_on_with_a_run(finished_run: Path, tiny_scen
     assert sorted(path.name for path in (finished_run / "ckpts").iterdir()) == before
 
 
+def test_a_scene_named_by_a_link_or_from_another_folder_is_the_same(
+    finished_run: Path, tiny_scene: Path, splat: Splat, tmp_path: Path
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tiny_scene)
+    for scene in (link, tmp_path / ".." / tmp_path.name / "link"):
+        done = splat("train", scene, "-o", finished_run, "-n", "40", *QUICK)
+        assert done.code == 0, done.err
+        assert "the run is finished at step 40" in done.err
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_scene, copy)
+    done = splat("train", copy, "-o", finished_run, "-n", "40", "-q", *QUICK)
+    assert (done.code, "data.scene was" in done.err) == (8, True)
+
+
 def test_a_start_that_was_killed_before_its_first_checkpoint_is_made_again(
     finished_run: Path, tiny_scene: Path, splat: Splat, tmp_path: Path
 ) -> None:
