@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,9 +61,15 @@ class _PlanOutput(Output):
 
 
 class _BlockOutput(Output):
-    """The output of one block among others: its path is an event, not the result."""
+    """The output of one block among others: its path is an event, not the result.
+
+    facts: what the block ended with; None before.
+    """
+
+    facts: dict[str, Any] | None = None
 
     def result(self, facts: dict[str, Any], lines: Iterable[object], tables: Sequence[Table] = ()) -> None:
+        self.facts = facts
         if self.json:
             self.event("block", facts)
         else:
@@ -113,20 +120,24 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
         _show_blocks(place, run, [*range(strips * columns)] if block is None else [block], device, out)
         return 0
     _claim(place, config.data.blocks, scene)
-    for number in range(strips * columns) if block is None else [block]:
-        code = _train_block(
-            number,
-            run,
-            folder_of(place, number),
-            device=device,
-            live=live,
-            out=out if block is not None else _BlockOutput(json=out.json, quiet=out.quiet),
-        )
-        if code != 0:
-            return code
-    if block is None and run.stop_at is None:
+    if block is not None:
+        return _train_block(block, run, folder_of(place, block), device=device, live=live, out=out)
+    outputs: list[_BlockOutput] = []
+    code, merges = 0, False
+    try:
+        for number in range(strips * columns):
+            outputs.append(_BlockOutput(json=out.json, quiet=out.quiet))
+            code = _train_block(number, run, folder_of(place, number), device=device, live=live, out=outputs[-1])
+            if code != 0:
+                break
+        merges = code == 0 and run.stop_at is None
+    finally:
+        if not merges and outputs[-1].facts is not None:  # the blocks are the result
+            paths = [one.facts["path"] for one in outputs if one.facts is not None]
+            out.result({**outputs[-1].facts, "paths": paths}, paths)
+    if merges:
         merge_run(place, None, out)
-    return 0
+    return code
 
 
 def _show_blocks(place: Path, run: NewRun, blocks: list[int], device: str, out: Output) -> None:
@@ -297,18 +308,22 @@ def _claim(place: Path, blocks: str, scene: Path) -> None:
     record = {"blocks": blocks, "scene": str(scene.absolute())}
     path = place / RECORD
     with os_errors(OutputError, place):
+        if place.exists() and not place.is_dir():
+            raise OutputError("this is a file; blocks need a folder", where=place, remedy="choose another -o")
+        place.mkdir(parents=True, exist_ok=True)
+        others = [one.name for one in place.iterdir() if not one.name.startswith(f"{RECORD}.")]  # a job writes it now
         if path.exists():
-            there = _record(place)
-            if there != record:
+            there = _record(place, damaged=record)
+            if there["blocks"] != blocks or os.path.realpath(there["scene"]) != os.path.realpath(scene):
                 raise OutputError(
-                    f"the folder belongs to blocks {there.get('blocks')} of {there.get('scene')}",
+                    f"the folder belongs to blocks {there['blocks']} of {there['scene']}",
                     where=place,
                     remedy="choose another -o",
                 )
-            return
-        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+            if there is not record:
+                return
+        elif others:
             raise OutputError("the output folder exists and is not empty", where=place, remedy="choose another -o")
-        place.mkdir(parents=True, exist_ok=True)
     text = json.dumps(record, indent=2) + "\n"
     write_atomically(path, lambda file: _put(file, text), what="record of blocks")
 
@@ -317,7 +332,8 @@ def _put(file: Any, text: str) -> None:
     file.write(text.encode())
 
 
-def _record(place: Path) -> dict[str, Any]:
+def _record(place: Path, *, damaged: dict[str, str] | None = None) -> dict[str, str]:
+    """Return the record of a folder of blocks. damaged: returned in place of a damaged one, which else is an error."""
     try:
         record = json.loads((place / RECORD).read_text())
     except OSError as error:
@@ -328,7 +344,9 @@ def _record(place: Path) -> dict[str, Any]:
         ) from None
     except ValueError:
         record = None
-    if not isinstance(record, dict):
+    if not isinstance(record, dict) or not all(isinstance(record.get(key), str) for key in ("blocks", "scene")):
+        if damaged is not None:
+            return damaged
         raise ModelFileError(
             f"{RECORD} is damaged", where=place, remedy="run splat train --blocks again; it rewrites the file"
         )
@@ -338,7 +356,7 @@ def _record(place: Path) -> dict[str, Any]:
 def _count(place: Path) -> int:
     from splatcli.config import parse_blocks
 
-    text = str(_record(place).get("blocks"))
+    text = _record(place)["blocks"]
     try:
         strips, columns = parse_blocks(text)
     except ValueError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from splatcli.scene.partition import make_grid
 from splatcli.scene.read import read_scene
 from splatcli.train.merge import own_rows
 from tests.cli.tiny import add_points
+from tests.forked import splat_command
 from tests.formats.made import read_ply
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
@@ -183,6 +186,53 @@ def test_a_folder_is_for_one_cut_of_one_scene(merged_run: Path, ball: Path, spla
     done = splat("train", ball, "--blocks", "1x2", "-o", tmp_path / "full", *ANYWAY)
     assert done.code == 8
     assert sorted(path.name for path in (tmp_path / "full").iterdir()) == ["photo.jpg"]
+    link = tmp_path / "link"
+    link.symlink_to(ball)
+    done = splat("train", link, "--blocks", "2x1", "-n", STEPS, "-o", merged_run, *QUICK, *ANYWAY)
+    assert done.code == 0, f"the same scene by another path: {done.err}"
+
+
+def test_jobs_that_begin_at_once_share_their_folder(ball: Path, splat: Splat, tmp_path: Path) -> None:
+    """Another job has made the folder, and its record is not in place yet; then one in place that is cut off."""
+    place = tmp_path / "jobs"
+    place.mkdir()
+    (place / "blocks.json.tmp.1.0123abcd").write_text("{")
+    job = ("train", ball, "--blocks", "2x1", "--block", 0, "-n", 2, "-o", place, *QUICK, *ANYWAY)
+    done = splat(*job)
+    assert done.code == 0, done.err
+    record = (place / "blocks.json").read_text()
+    (place / "blocks.json").write_text(record[:9])
+    damaged = splat("merge", place)
+    assert (damaged.code, "splat train --blocks again" in damaged.err) == (5, True)
+    done = splat(*job)
+    assert done.code == 0, done.err
+    assert (place / "blocks.json").read_text() == record
+
+
+def test_blocks_that_are_not_merged_are_the_result(ball: Path, splat: Splat, tmp_path: Path) -> None:
+    words = ("train", ball, "--blocks", "2x1", "-n", 4, "-o", tmp_path / "run", *QUICK, *ANYWAY)
+    done = splat(*words, "--stop-at", 2)
+    paths = [str(tmp_path / f"run/blocks/{block:03d}/ckpts/ckpt_000002.pt") for block in range(2)]
+    assert (done.code, done.out.splitlines()) == (0, paths)
+    done = splat(*words, "--stop-at", 3, "--json")
+    last = done.objects[-1]
+    assert (last["event"], last["path"], last["step"]) == ("result", paths[1].replace("2.pt", "3.pt"), 3)
+
+
+def test_a_signal_stops_blocks_and_names_the_state(ball: Path, tmp_path: Path) -> None:
+    words = ("--blocks", "2x1", "-n", "100000", "-o", str(tmp_path / "run"), *QUICK, *ANYWAY)
+    command = [*splat_command(), "train", str(ball), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "saved" in line:
+                process.send_signal(signal.SIGTERM)
+                break
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    (path,) = out.splitlines()
+    assert Path(path).parent == tmp_path / "run/blocks/000/ckpts"
+    assert Path(path).exists()
 
 
 COURTYARD = Path(__file__).resolve().parents[2] / "data/samples/courtyard"
