@@ -96,6 +96,21 @@ def take_lock(run: Path) -> int:
     return descriptor
 
 
+def is_locked(run: Path) -> bool:
+    """Return whether a process works in a run folder. It writes nothing. Raises OSError where that cannot be known."""
+    try:
+        descriptor = os.open(run / "lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 #: What a run writes into its folder before its first step; a rollback of the folder deletes nothing else.
 _OURS = (
     "ckpts/ckpt_*.pt",

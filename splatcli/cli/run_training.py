@@ -295,6 +295,11 @@ def resume_training(
             out.note(
                 f"the run is finished at step {checkpoint.step}; for more steps: splat resume {name} --iterations N"
             )
+            if config == checkpoint.config and overrides == ResumeOverrides() and live is None:
+                scored = _on_rank0(group, "inspecting the run folder", lambda: path if _last_score(path) else Path())
+                if scored == path:
+                    out.result({**_last_score(path), "rollbacks": 0}, [path])
+                    return 0
         root = scene_folder(checkpoint, overrides.data)
         check_batch(config, None if group is None else group.size)
         if sharded:
@@ -324,6 +329,29 @@ def resume_training(
             run_dir.write_config(trainer.state.config)
             del checkpoint  # takes as much memory as the state itself
             return run_trainer(trainer, stop_at, requests, live, out)
+
+
+def _last_score(path: Path) -> dict[str, Any]:
+    """Return the result of a finished run whose newest checkpoint is ``path``, for --json, from its metrics.
+
+    Empty where its last state was not scored, or has no held-out views, and while a process works on the run.
+    """
+    from splatcli.checkpoint.run_dir import METRICS, checkpoints_of, is_locked, step_of
+
+    run = run_folder(path)
+    if run is None:
+        return {}
+    try:
+        if checkpoints_of(run)[-1].name != path.name or is_locked(run):
+            return {}
+        *_, last = (run / METRICS).read_bytes().splitlines()
+        record = json.loads(last)
+    except (OSError, ValueError, IndexError):
+        return {}
+    if not isinstance(record, dict) or record.get("event") != "eval" or record.get("step") != step_of(path):
+        return {}
+    score = {key: record.get(key) for key in ("psnr", "ssim")}
+    return {"path": path, "step": record["step"], "reason": "finished", **score}
 
 
 def _wants_offload(path: Path, overrides: ResumeOverrides) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from splatcli.checkpoint.file import load_checkpoint
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.cli import commands
 from splatcli.cli.process import Requests, exit_code
 from tests.cli.tiny import QUICK
@@ -314,6 +315,34 @@ def test_the_same_command_continues_its_run(tiny_scene: Path, splat: Splat, tmp_
     assert f"the run is finished at step 600; for more steps: splat resume {place} --iterations N" in finished.err
     assert "steps 601" not in finished.err
     assert (tmp_path / "run/ckpts/ckpt_000600.pt").read_bytes() == bits
+
+
+def test_a_finished_run_needs_neither_its_scene_nor_a_writable_folder(
+    tiny_scene: Path, splat: Splat, tmp_path: Path
+) -> None:
+    scene, run = tmp_path / "scene", tmp_path / "run"
+    shutil.copytree(tiny_scene, scene)
+    words = ("train", scene, "-o", run, "-n", 4, *QUICK, "--json")
+    first = splat(*words)
+    assert first.code == 0, first.err
+    before = {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in run.rglob("*")}
+    again = splat(*words)
+    assert (again.code, again.objects) == (0, first.objects[-1:]), again.err
+    scene.rename(tmp_path / "gone")
+    resumed = splat("resume", run, "--json")
+    assert (resumed.code, resumed.objects) == (0, first.objects[-1:]), resumed.err
+    assert {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in run.rglob("*")} == before
+    longer = splat("resume", run, "-n", 5)
+    assert (longer.code, "--data DIR" in longer.err) == (3, True)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:-1]))
+    assert splat("resume", run).code == 3, "killed before its last scores, it makes them"
+    (tmp_path / "gone").rename(scene)
+    scored = splat("resume", run, "--json")
+    assert (scored.code, scored.objects[-1]) == (0, first.objects[-1]), scored.err
+    assert (run / "metrics.jsonl").read_text().splitlines(keepends=True) == lines
+    with RunDir.open(run):
+        assert splat("resume", run).code == 9
 
 
 def test_another_command_does_not_go_on_with_a_run(finished_run: Path, tiny_scene: Path, splat: Splat) -> None:
