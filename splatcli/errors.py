@@ -198,6 +198,8 @@ def from_os_error(error: OSError, kind: type[SplatError], where: object = None) 
         return kind(f"cannot be written: {reason}", where=place)
     if isinstance(error, FileNotFoundError):
         return kind("there is no such file", where=place)
+    if error.errno == errno.ESPIPE:
+        return kind(f"cannot be read: {reason}", where=place, remedy="write its content to a file, and name that")
     remedy = kind.usual_remedy or "check its permissions, and the disk or network that it is on, and try again"
     return kind(f"cannot be read: {reason}", where=place, remedy=remedy)
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from splatcli.checkpoint.atomic import TEMPORARY
 from splatcli.checkpoint.file import load_checkpoint
-from splatcli.checkpoint.run_dir import CONFIG, LATEST, METRICS, checkpoints_of, step_of
+from splatcli.checkpoint.run_dir import CONFIG, LATEST, METRICS, checkpoints_of, is_locked, step_of
 from splatcli.config import parse_config
 from splatcli.errors import ModelFileError, ResourceError, SplatError, UnreadableError, VersionError, os_errors
 
@@ -154,6 +154,6 @@ def _metrics_fault(path: Path, files: list[Path]) -> _Fault:
                 "records only; nothing reads it",
             )
         before = step
-    if before > newest:
+    if before > newest and not is_locked(path.parent):
         return f"it goes to step {before}, the newest checkpoint to {newest}", True, "splat resume trims it"
     return None

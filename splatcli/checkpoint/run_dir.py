@@ -375,7 +375,7 @@ class RunDir:
         return checkpoints_of(self.path)
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write the checkpoint, point ``latest`` at it, delete those that ``config.save`` does not keep.
+        """Write the checkpoint, point ``latest`` at the newest one, delete those that ``config.save`` does not keep.
 
         Kept: this one, the ``keep_last`` newest, the steps named in ``steps``. Raises what ``save_checkpoint`` raises;
         nothing has been deleted then.
@@ -387,7 +387,7 @@ class RunDir:
         save_checkpoint(path, checkpoint)
         if checkpoint.step > 0:
             self.keep()
-        self._point_latest(path)
+        self._point_latest(self.newest_path() or path)  # a later one may be there when blocks are merged again
         self._prune(path, checkpoint.config.save.keep_last, frozenset(checkpoint.config.save.steps))
         return path
 

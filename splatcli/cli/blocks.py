@@ -213,7 +213,7 @@ def merge_run(place: Path, target: Path | None, out: Output, data: Path | None =
 
 
 def _merge_state(place: Path, last: list[Path], grid: Grid, scene: Any, out: Output) -> None:
-    from splatcli.checkpoint.run_dir import RunDir
+    from splatcli.checkpoint.run_dir import RunDir, step_of
     from splatcli.train.merge import merged
 
     checkpoint = merged(lambda block: (last[block], _loaded(last[block])), grid, scene)
@@ -221,6 +221,11 @@ def _merge_state(place: Path, last: list[Path], grid: Grid, scene: Any, out: Out
     with RunDir.open(place) as run:
         run.write_config(checkpoint.config)
         path = run.save(checkpoint)
+        newest = run.newest_path() or path
+    if step_of(newest) > checkpoint.step:
+        out.warn(
+            f"{newest}: this later checkpoint was there before, and {place} stands for it; {path} is the merged one"
+        )
     _tell(path, len(checkpoint.gaussians), len(last), out)
 
 

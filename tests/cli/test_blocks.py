@@ -82,6 +82,10 @@ def test_blocks_are_trained_and_merged_into_one_run(merged_run: Path, ball: Path
         done = splat(command[0], merged_run, *command[1:])
         assert done.code == 0, done.err
     assert splat("resume", merged_run, "--iterations", STEPS + 5).code == 0
+    again = splat("merge", merged_run)
+    last = merged_run / f"ckpts/ckpt_{STEPS + 5:06d}.pt"
+    assert (again.code, f"{last}: this later checkpoint was there before" in again.err) == (0, True)
+    assert (merged_run / "latest").read_text() == f"ckpts/{last.name}\n", "the newest, as docs/checkpoint.md says"
     assert load_checkpoint(merged_run / f"ckpts/ckpt_{STEPS + 5:06d}.pt").step == STEPS + 5
 
 

@@ -215,6 +215,14 @@ def test_check_reports_every_file_of_a_sound_run(run: Path, splat: Splat) -> Non
         assert word in lines[0], word
 
 
+def test_check_of_a_run_that_works_expects_metrics_after_its_checkpoint(run: Path, splat: Splat) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 30}\n')
+    with RunDir.open(run):
+        assert states(splat("check", run, "--json"))["metrics.jsonl"] == "sound"
+    assert states(splat("check", run, "--json"))["metrics.jsonl"] == "warning"
+
+
 def test_check_finds_what_is_spoiled(run: Path, splat: Splat) -> None:
     content = bytearray(older(run).read_bytes())
     content[len(content) // 2] ^= 1  # in a tensor, where structure and manifest stay sound

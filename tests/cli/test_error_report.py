@@ -206,6 +206,7 @@ def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(
         assert got == code, (line, said)
         assert named.format(**places) in said, line
         assert "pipe" in said, line
+        assert "disk or network" not in said, "that is no remedy for a pipe"
     assert not (tmp_path / "run").exists()
 
 
