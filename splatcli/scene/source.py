@@ -190,7 +190,10 @@ IMAGE_FOLDERS = ("", "images", "input")
 
 
 def _end_below(text: str, root: Path) -> list[str] | None:
-    """Return the longest end of a path that leads to no file whose folder, or which itself, is below ``root``."""
+    """Return the longest end of a path that leads to no file whose folder is below ``root``, else the file of its name.
+
+    That is in one of IMAGE_FOLDERS. None without either.
+    """
     path = Path(os.path.normpath(text))
     if "://" in text or "\0" in text or not all(_is_short(part) for part in path.parts):
         return None
@@ -200,8 +203,8 @@ def _end_below(text: str, root: Path) -> list[str] | None:
     for start in range(1 if _is_foreign(text) else 0, len(parts) - 1):
         if (root / Path(*parts[start:-1])).is_dir():
             return parts[start:]
-    there = bool(parts) and any((root / folder / parts[-1]).is_file() for folder in IMAGE_FOLDERS)
-    return parts[-1:] if there else None
+    holders = [Path(folder).parts for folder in IMAGE_FOLDERS if parts and (root / folder / parts[-1]).is_file()]
+    return [*holders[0], parts[-1]] if holders else None
 
 
 def _is_short(part: str) -> bool:

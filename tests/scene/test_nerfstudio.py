@@ -209,6 +209,17 @@ def test_images_named_by_paths_of_another_machine_are_found_in_the_scene(tmp_pat
     assert any("8 images are not where transforms.json places them" in note for note in scene.notes)
 
 
+@pytest.mark.parametrize("path", ["C:\\Users\\me\\0002.png", "/home/me/other/0002.png", "../other/0002.png"])
+def test_one_image_of_another_machine_is_found_beside_those_of_the_scene(tmp_path: Path, path: str) -> None:
+    made.nerfstudio_scene(tmp_path)
+    frames = _edit(tmp_path)["frames"]
+    frames[2]["file_path"] = path
+    _edit(tmp_path, frames=frames)
+    scene = read_scene(tmp_path, DataConfig())
+    assert [camera.name for camera in scene.cameras] == made.names()
+    assert any("1 images are not where transforms.json places them" in note for note in scene.notes)
+
+
 def test_a_path_of_another_machine_to_nothing_in_the_scene_is_refused(tmp_path: Path) -> None:
     made.nerfstudio_scene(tmp_path)
     frames = _edit(tmp_path)["frames"]
