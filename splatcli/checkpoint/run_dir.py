@@ -414,7 +414,10 @@ class RunDir:
         """Raise RunMovedError when the folder was moved or removed, or another run's is in its place now."""
         if self._lock is None:
             return
-        own = os.fstat(self._lock)
+        try:
+            own = os.fstat(self._lock)
+        except OSError:  # a stale handle of a share; nothing says that the run was moved
+            return
         try:
             if os.path.samestat(own, os.stat(self.path / "lock")):
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -195,6 +196,23 @@ def test_the_lock_ends_with_the_run(tmp_path: Path) -> None:
 def test_open_wants_a_run(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="not a run folder"):
         RunDir.open(tmp_path)
+
+
+def test_a_stale_handle_of_the_lock_costs_no_save(
+    checkpoint_of: CheckpointOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a server of a share was started anew: the folder is at its place, only the open file is gone."""
+
+    def stale(descriptor: int) -> os.stat_result:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with RunDir.create(tmp_path / "run") as run:
+        with monkeypatch.context() as patch:
+            patch.setattr("splatcli.checkpoint.run_dir.os.fstat", stale)
+            run._require_place()
+            run.append_metrics({"event": "step", "step": 3})
+        path = run.save(checkpoint_of(3))
+    assert path.exists()
 
 
 def test_temporary_files_of_dead_writers_are_removed(tmp_path: Path) -> None:
