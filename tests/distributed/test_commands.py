@@ -290,7 +290,7 @@ def test_variables_of_a_launcher_change_nothing_but_a_warning(
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert splat(["train", str(tmp_path / "nothing"), "--device", "cpu"]) == 3  # as alone: there is no scene
+    assert splat(["train", str(tmp_path), "--device", "cpu"]) == 3  # as alone: the folder is empty
     assert "WORLD_SIZE is 4, but this process works alone" in capsys.readouterr().err
 
 
