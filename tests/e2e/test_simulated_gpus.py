@@ -77,8 +77,10 @@ RUNS: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
     # Every step waits for the one before it, whose gradients are of the same camera.
     "ppisp": (("--ppisp",), {"_collect": STEPS, "_from_centre": 2, "_constant": 5}),
     "filters": (
-        ("--filter-3d", "--set", "train.dropout=0.3", "--set", "strategy.prune_weakest=0.1", *DEGREE_3)
-        + ("--set", "train.sh_prior=1"),
+        (
+            *("--filter-3d", "--set", "train.dropout=0.3", "--set", "strategy.prune_weakest=0.1"),
+            *(*DEGREE_3, "--set", "train.sh_prior=1"),
+        ),
         {},
     ),
     "reduced, masks": (("--masks", "masks", "--depth-loss", "--set", "schedule.resolution_schedule=6"), {}),
