@@ -100,6 +100,7 @@ class TrainState:
         train = self.config.train
         if train.sh_views == 0.0 or self.sh_degree() < DEGREE:
             return
+        self.forget_view_dependence()
         cameras, rows = self.training_cameras(), None if self.shard is None else self.shard.rows
         if geometry is None:
             geometry, sizes = self.gaussians, self.filter_3d
@@ -111,11 +112,6 @@ class TrainState:
         weights = view_weights(geometry, cameras, **seen)
         trained, others = self.adam.flushed(self.gaussians, self.config.optim.shN_lr), None if rows is None else group
         self.sh_change = shrinkage(trained, cameras, weights, train.sh_views, train.sh_prior, rows=rows, group=others)
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether settle_view_dependence() found something, and no step came after it."""
-        return self.effective_views is not None or self.sh_change is not None
 
     def forget_view_dependence(self) -> None:
         """Drop what settle_view_dependence() found, as the next step does."""

@@ -350,13 +350,14 @@ class Trainer:
         For the state that training ends with, when no step is pending; the next step forgets it. All processes of a
         group call it.
         """
-        state, group, was_settled = self.state, self._shard_group, self.state.is_settled
+        state, group = self.state, self._shard_group
+        before = state.effective_views is None, state.sh_change is None
         gaussians, sizes = None, None
         if group is not None:
             gaussians, _ = gather_geometry(state, group)
             sizes = None if state.filter_3d is None else group.all_gather_rows(state.filter_3d)
         state.settle_view_dependence(gaussians, sizes, self.group)
-        if state.is_settled and not was_settled:
+        if before != (state.effective_views is None, state.sh_change is None):
             self.checkpointer.saved = None  # a checkpoint of this step lacks it
 
     def _submit(self) -> tuple[bool, list[Stepped]]:

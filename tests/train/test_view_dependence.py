@@ -369,6 +369,10 @@ def test_a_run_of_views_far_apart_ends_with_a_change_and_its_state_stays_raw(tmp
     trainer = resume_plain(stored, MemoryRun(), config=longer)
     list(trainer.run(stop_at=43))
     assert trainer.state.sh_change is None, "the next step forgets it"
+    damped = replace(stored, config=changed_config(stored.config, assignments=["train.sh_prior=0"])[0])
+    other = MemoryRun()
+    list(resume_plain(damped, other).run())
+    assert sorted(other.saved[40].columns()) == ["effective_views"], "the finished run is saved with the other kind"
     shown_raw = replace(stored, config=changed_config(stored.config, assignments=["train.sh_views=0"])[0])
     assert torch.equal(flushed(shown_raw).sh0, trained.sh0)
     stored.sh_change = change[:, :-1].contiguous()
