@@ -228,9 +228,11 @@ class Exists:
     error: type[SplatError] = UsageError
 
     def check(self, path: Path) -> None:
-        """Raise ``error`` for a path that is not there, OSError where the system does not let us look."""
-        if not path.exists():
-            raise self.error(self.what, where=path, remedy=self.remedy)
+        """Raise ``error`` for a path that is not there, OSError for one that the system cannot follow or read."""
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            raise self.error(self.what, where=path, remedy=self.remedy) from None
 
 
 def _check_paths(options_class: Any, given: Mapping[str, Any]) -> None:
