@@ -162,7 +162,7 @@ def shrinkage(
     total = max(1, int(weights.sum(dtype=torch.int64)))
     own = weights if rows is None else weights[:, rows]
     size, step = gaussians.shN.shape[1], _ROWS[gaussians.device.type]
-    every = -(-weights.shape[1] // _SAMPLE)
+    every = max(1, -(-weights.shape[1] // _SAMPLE))
     first = 0 if rows is None else -rows.start % every
     sample = torch.arange(first, len(gaussians), every, device=gaussians.device)
     sums = torch.zeros(size, size + 4, dtype=torch.int64, device=gaussians.device)
@@ -186,7 +186,7 @@ def shrinkage(
         unit = prior * torch.eye(size, dtype=torch.float64, device=gaussians.device)[..., None]
         precision = seen.spread * evidence
         likely = _solved(precision + unit, _times(precision, seen.shN) + prior * guess)
-        kept = ((seen.shN - likely) * seen.mean[:, None]).sum(dim=0)
+        kept = _times(seen.mean[None], seen.shN - likely)[0]
         high = SH_REST[DEGREE - 1]
         damped = 1.0 / (1.0 + (half / seen.views) ** 2)
         likely[high:] = guess[high:] + damped * (likely[high:] - guess[high:])
@@ -228,8 +228,8 @@ class _Seen:
 
 
 def _times(matrix: Tensor, columns: Tensor) -> Tensor:
-    """Return the products [K, M, C] of C matrices [K, K, C] and columns [K, M, C], summed in the order of the index."""
-    result = torch.zeros_like(columns)
+    """Return the products [J, M, C] of C matrices [J, K, C] and columns [K, M, C], summed in the order of the index."""
+    result = columns.new_zeros(len(matrix), *columns.shape[1:])
     for index, row in enumerate(columns):
         result += matrix[:, index, None] * row[None]
     return result

@@ -159,6 +159,11 @@ def test_shrinkage_is_least_squares_towards_the_mean_of_all(degree: int) -> None
     assert 0.0 < half < 0.9, "coefficients get smaller"
 
 
+def test_no_gaussians_have_no_change() -> None:
+    gaussians = random_gaussians(0, degree=3)
+    assert shrinkage(gaussians, ring_cameras(4), torch.zeros(4, 0, dtype=torch.int32), 3.0, 1.0).shape == (0, 16, 3)
+
+
 def test_what_views_show_keeps_its_mean_colour() -> None:
     """Below degree three, whose coefficients are damped besides, the mean over the views of each Gaussian stays."""
     cameras = [random_camera(seed, 64, 48) for seed in range(6)]
