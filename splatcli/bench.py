@@ -98,6 +98,8 @@ class _Scene(BaseModel):
 class _Setting(BaseModel):
     model_config = ConfigDict(extra="forbid")
     args: list[str] = Field(default_factory=list)
+    #: Names of the only scenes that it is for; None: all.
+    scenes: list[str] | None = None
 
 
 class _Plan(BaseModel):
@@ -111,7 +113,7 @@ class _Plan(BaseModel):
 
 def read_plan(path: Path, *, data: Path | None = None, seeds: list[int] | None = None) -> list[Cell]:
     """Read the runs of a TOML file: ``seeds``, ``args``, ``[scenes.NAME]`` with ``path`` and ``args``, and
-    ``[settings.NAME]`` with ``args``.
+    ``[settings.NAME]`` with ``args`` and, where it is not for all of them, ``scenes``.
 
     data: where relative paths of scenes begin; the file's own folder unless given.
     seeds: instead of the file's.
@@ -129,10 +131,19 @@ def read_plan(path: Path, *, data: Path | None = None, seeds: list[int] | None =
         raise UsageError(f"{place}: {first['msg']}", where=path, remedy="benchmarks/plans/ has examples") from None
     except UNREADABLE_TOML as error:
         raise UsageError(f"not valid TOML: {error}", where=path, remedy="benchmarks/plans/ has examples") from None
+    for name, setting in plan.settings.items():
+        if unknown := set(setting.scenes or ()) - plan.scenes.keys():
+            raise UsageError(
+                f"settings.{name}.scenes: no scene has the name {min(unknown)}",
+                where=path,
+                remedy="use names of the [scenes] of the plan",
+            )
     root = path.parent if data is None else data
     scenes = {name: [str(root / scene.path), *scene.args] for name, scene in plan.scenes.items()}
     settings = {name: [*plan.args, *setting.args] for name, setting in plan.settings.items()}
-    return _cells(scenes, settings, seeds or plan.seeds)
+    only = {name: setting.scenes for name, setting in plan.settings.items()}
+    cells = _cells(scenes, settings, seeds or plan.seeds)
+    return [cell for cell in cells if only[cell.setting] is None or cell.scene in (only[cell.setting] or ())]
 
 
 def plan_of(scenes: list[Path], settings: list[str], seeds: list[int]) -> list[Cell]:

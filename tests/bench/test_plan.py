@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from splatcli.bench import Cell, plan_of, read_plan
+from splatcli.config import build_config
 from splatcli.errors import UsageError
 
 PLAN = """
@@ -47,6 +48,11 @@ def test_data_and_seeds_of_the_command_line_win(tmp_path: Path) -> None:
     assert cells[0].arguments[0] == "/data/fox"
 
 
+def test_a_setting_may_be_for_some_scenes_only(tmp_path: Path) -> None:
+    cells = read_plan(written(tmp_path, PLAN + 'scenes = ["lego"]\n'), seeds=[7])
+    assert [cell.name for cell in cells] == ["fox--adc--7", "lego--adc--7", "lego--mcmc--7"]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -59,6 +65,7 @@ def test_data_and_seeds_of_the_command_line_win(tmp_path: Path) -> None:
         ('[scenes."a/b"]\npath = "x"', "is not a valid name"),
         ('seeds = []\n[scenes.a]\npath = "x"', "seeds"),
         ("", "scenes"),
+        ('[scenes.a]\npath = "x"\n[settings.b]\nscenes = ["c"]', "settings.b.scenes: no scene has the name c"),
     ],
 )
 def test_a_plan_that_cannot_be_followed_is_refused(tmp_path: Path, text: str, words: str) -> None:
@@ -93,15 +100,20 @@ def test_a_command_line_that_says_no_plan_is_refused(scenes: list[str], settings
         plan_of([Path(scene) for scene in scenes], settings, [1])
 
 
-@pytest.mark.parametrize("name", ["mipnerf360", "nerf-synthetic", "quality", "budget"])
-def test_the_ready_plans_can_be_read(name: str) -> None:
-    cells = read_plan(Path(__file__).resolve().parents[2] / "benchmarks/plans" / f"{name}.toml", data=Path("/data"))
-    assert (
-        len(cells)
-        == {
-            "mipnerf360": 9 * 2 * 3,
-            "nerf-synthetic": 8 * 3,
-            "quality": 3 * 5 * 3,
-            "budget": 3 * 3,
-        }[name]
-    )
+@pytest.mark.parametrize(
+    ("plan", "runs"),
+    [
+        ("mipnerf360", 9 * 2 * 3),
+        ("nerf-synthetic", 8 * 3),
+        ("quality", 3 * 5 * 3),
+        ("budget", 3 * 3),
+        ("captures", 8 * 3 * 2),
+        ("minute", 4 * 2 * 3),
+        ("ablation", 101 * 2),
+    ],
+)
+def test_the_ready_plans_can_be_read(plan: str, runs: int) -> None:
+    cells = read_plan(Path(__file__).resolve().parents[2] / "benchmarks/plans" / f"{plan}.toml", data=Path("/data"))
+    assert len(cells) == runs
+    for words in {cell.arguments for cell in cells}:
+        build_config(assignments=[words[at + 1] for at, word in enumerate(words) if word == "--set"])
