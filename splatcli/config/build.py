@@ -176,6 +176,7 @@ def resolve(
     sh_prior: float | None = None,
     means_size_power: float | None = None,
     sh_degree_start: int | None = None,
+    num_downscales: int | None = None,
 ) -> Config:
     """Return the final settings of a run that begins.
 
@@ -185,6 +186,7 @@ def resolve(
     sh_prior: replaces ``train.sh_prior = None``, likewise.
     means_size_power: replaces ``optim.means_size_power = None``, likewise.
     sh_degree_start: replaces ``schedule.sh_degree_start = None``, by the first Gaussians.
+    num_downscales: replaces ``schedule.num_downscales = None``, by the size of the images.
     """
     values: dict[str, Any] = {}
     if config.strategy.cap_max == "auto" and auto_cap is not None:
@@ -199,6 +201,8 @@ def resolve(
         values["optim.means_size_power"] = means_size_power
     if config.schedule.sh_degree_start is None and sh_degree_start is not None:
         values["schedule.sh_degree_start"] = sh_degree_start
+    if config.schedule.num_downscales is None and num_downscales is not None:
+        values["schedule.num_downscales"] = num_downscales
     return with_settings(config, values)
 
 

@@ -331,8 +331,14 @@ class Schedule(Section):
         description="SH degree of the first steps; by default that of the model which the run starts from, else 0.",
     )
     sh_degree_interval: int = Field(1_000, gt=0, description="Steps from one SH degree to the next.")
-    num_downscales: int = Field(0, ge=0, le=5, description="How many times image sides are halved at the beginning.")
-    resolution_schedule: int = Field(3_000, gt=0, description="Steps after which image sides double.")
+    num_downscales: int | None = Field(
+        None,
+        ge=0,
+        le=5,
+        description="How many times image sides are halved at the beginning; none: once where the training images have "
+        "400,000 pixels or more and the run starts from no model, else never.",
+    )
+    resolution_schedule: int = Field(9_000, gt=0, description="Steps after which image sides double.")
     lr_steps: int = Field(
         REFERENCE_ITERATIONS,
         gt=0,
@@ -359,7 +365,7 @@ class Schedule(Section):
             reset_every=max(1_500, scale(3_000)) if iterations > 6_000 else 3_000,
             prune_huge_start=max(300, scale(3_000)),  # first ones of few random points are huge
             sh_degree_interval=scale(1_000),
-            resolution_schedule=scale(3_000),
+            resolution_schedule=scale(9_000),
             lr_steps=max(1, iterations),
         )
 

@@ -27,10 +27,14 @@ _UNDECIDED = {
     "train.sh_prior": None,
     "data.depth_type": None,
     "schedule.sh_degree_start": None,
+    "schedule.num_downscales": None,
 }
 
 #: Settings that a run decides by its scene or first Gaussians where they are None; a resumed one has decided.
-_DECIDED = ("train.dropout", "train.sh_prior", "optim.means_size_power", "schedule.sh_degree_start")
+_DECIDED = (
+    *("train.dropout", "train.sh_prior", "optim.means_size_power"),
+    *("schedule.sh_degree_start", "schedule.num_downscales"),
+)
 
 #: Settings with which shN catches up on missed steps (AdamState).
 _FLUSH_SETTINGS = {"optim.shN_lr", "optim.beta1", "optim.beta2", "optim.eps"}

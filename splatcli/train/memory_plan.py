@@ -268,7 +268,7 @@ def plan_memory(
     plan = (MemoryPlan if shards == 1 else partial(ShardedMemoryPlan, shards=shards))(
         backend=backend,
         held=held,
-        images=training_image_bytes(scene, device, limit, reduced=config.schedule.num_downscales > 0),
+        images=training_image_bytes(scene, device, limit, reduced=bool(config.schedule.num_downscales)),
         work=Workload(
             len(gaussians),
             gaussians.sh_degree,

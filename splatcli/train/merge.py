@@ -27,7 +27,8 @@ Some = TypeVar("Some")
 _OWN = frozenset(
     {
         *("data.block", "strategy.cap_max", "memory.cap", "memory.budget", "memory.offload", "data.scene"),
-        *("train.dropout", "train.sh_prior", "optim.means_lr", "optim.means_lr_final", "schedule.sh_degree_start"),
+        *("train.dropout", "train.sh_prior", "optim.means_lr", "optim.means_lr_final"),
+        *("schedule.sh_degree_start", "schedule.num_downscales"),
     }
 )
 

@@ -29,6 +29,7 @@ from splatcli.train.memory_plan import plan_memory
 from splatcli.train.per_view_params import PerViewParams
 from splatcli.train.run_scene import check_same_scene
 from splatcli.train.sampler import ViewSampler
+from splatcli.train.schedule import resolve_downscales
 from splatcli.train.sharding import shard_of
 from splatcli.train.state import TRAINING_STREAMS, TrainState, stream_generator
 
@@ -150,7 +151,7 @@ def planned_config(
     """
     config = resolve(_with_depth_type(config, scene), sh_degree_start=_used_sh_degree(gaussians))
     config, notes = resolve_cap(config, scene, len(gaussians))
-    config, more = resolve_by_spacing(config, scene)
+    config, more = resolve_by_spacing(resolve_downscales(config, scene), scene)
     notes = [*notes, *more]
     if not planned:
         return config, notes

@@ -183,7 +183,7 @@ def measure_step_time(
     few, many = gaussians.detach_clone(), _quadrupled(gaussians)
     added = max(1, len(many) - len(few))
     fixed, each = [], []
-    for halved in range(config.schedule.num_downscales + 1):
+    for halved in range((config.schedule.num_downscales or 0) + 1):
         fast, slow = (_step_seconds(config, scene, images, some, halved, engine, clock) for some in (few, many))
         each.append(max(0.0, (slow - fast) / added))
         fixed.append(max(1e-6, fast - each[-1] * len(few)))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
-from splatcli.config import OptimConfig, Schedule
+from splatcli.config import OptimConfig, Schedule, build_config
 from splatcli.gaussians import GROUPS
-from splatcli.train.schedule import active_sh_degree, learning_rates, log_linear
+from splatcli.train.schedule import active_sh_degree, image_divisor, learning_rates, log_linear, resolve_downscales
+from splatcli.train.start import first_gaussians, planned_config
+from tests.train.worlds import made_scene, ring_cameras
 
 OPTIM, SCHEDULE = OptimConfig(), Schedule()
 
@@ -70,3 +73,25 @@ def test_the_sh_degree_rises_every_interval_up_to_its_limit() -> None:
     started = Schedule(sh_degree_start=2)
     assert [active_sh_degree(started, 3, step) for step in (1, 999, 1_000, 30_000)] == [2, 2, 3, 3]
     assert active_sh_degree(started, 1, 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "given", "halved"), [(632, None, 0), (633, None, 1), (633, 0, 0), (16, 2, 2), (16, None, 0)]
+)
+def test_a_run_on_large_images_begins_with_half_their_size(size: int, given: int | None, halved: int) -> None:
+    scene = made_scene(size=size, pixels=[])
+    scene = dataclasses.replace(scene, cameras=ring_cameras(6, size), train=[1, 2, 3], test=[0])
+    config = build_config({"train.iterations": 1_000, "schedule.num_downscales": given})
+    assert [image_divisor(config.schedule, step) for step in (1, 300)] == [1 << (given or 0)] * 2
+    schedule = resolve_downscales(config, scene).schedule
+    assert schedule.num_downscales == halved
+    assert [image_divisor(schedule, step) for step in (1, 300, 301, 601, 1_000)] == [
+        1 << halved,
+        1 << halved,
+        1 << max(0, halved - 1),
+        *(1, 1),
+    ]
+    from_model = build_config({"model.init": "model.ply", "schedule.num_downscales": given})
+    assert resolve_downscales(from_model, scene).schedule.num_downscales == (given or 0)
+    gaussians, _ = first_gaussians(config, scene, None)
+    assert planned_config(config, scene, gaussians, "cpu", planned=False)[0].schedule.num_downscales == halved
