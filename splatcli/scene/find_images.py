@@ -109,7 +109,7 @@ def images_below(folder: Path) -> Iterator[str]:
 
 def files_below(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
     """Yield the files below a folder whose names end so, as relative paths with forward slashes."""
-    for base, folders, files in walk(folder):
+    for base, folders, files in walk(folder, links=True):
         folders.sort()
         for file in sorted(files):
             if file.lower().endswith(suffixes):
@@ -127,7 +127,7 @@ def unread_below(folder: Path) -> list[str]:
     A camera's raw file beside an image of the same name is that image, and does not count.
     """
     found = []
-    for base, folders, files in walk(folder):
+    for base, folders, files in walk(folder, links=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         stems = {Path(file).stem for file in files if file.lower().endswith(SUFFIXES)}
         found += [
@@ -329,14 +329,40 @@ def _is_dead_link(path: Path) -> bool:
     return False
 
 
-def walk(folder: Path, *, private: bool = False) -> Iterator[tuple[str, list[str], list[str]]]:
+def walk(folder: Path, *, private: bool = False, links: bool = False) -> Iterator[tuple[str, list[str], list[str]]]:
     """Walk a folder as os.walk() does, which passes over folders that cannot be read; here they raise OSError.
 
     private: folders that belong to somebody else (EACCES) are passed over, for a search that may miss them.
+    links: links to folders that lie elsewhere are followed, each folder once; those with a dot before their name, and
+    what lies below such a folder, are not.
     """
 
     def refuse(error: OSError) -> None:
         if error.errno not in _ABSENT and not (private and isinstance(error, PermissionError)):
             raise error
 
-    return os.walk(folder, onerror=refuse)
+    walked = os.walk(folder, onerror=refuse, followlinks=links)
+    return _once(folder, walked) if links else walked
+
+
+def _once(
+    folder: Path, walked: Iterator[tuple[str, list[str], list[str]]]
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield the folders of a walk that follows links, without links to what is walked anyway or contains it."""
+    root = Path(os.path.realpath(folder))
+    followed: list[Path] = []
+
+    def is_new(base: Path, name: str) -> bool:
+        place = base / name
+        if not place.is_symlink():
+            return True
+        target = Path(os.path.realpath(place))
+        hidden = any(part.startswith(".") for part in place.relative_to(folder).parts)
+        known = any(target.is_relative_to(one) or one.is_relative_to(target) for one in (root, *followed))
+        if not (hidden or known):
+            followed.append(target)
+        return not (hidden or known)
+
+    for base, folders, files in walked:
+        folders[:] = [name for name in sorted(folders) if is_new(Path(base), name)]
+        yield base, folders, files

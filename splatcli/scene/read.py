@@ -91,7 +91,7 @@ def has_images_only(path: Path) -> bool:
     """Return whether a folder holds images or videos, and nothing in it or below looks like cameras."""
     root = Path(path).absolute()
     found = False
-    for base, folders, files in walk(root, private=True):
+    for base, folders, files in walk(root, private=True, links=True):
         if len(Path(base).relative_to(root).parts) <= MAX_NESTED and _imported(Path(base)):
             return False
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -36,6 +36,10 @@ from splatcli.sfm.panorama import FACES, face_camera, face_from_rig
 _PR_SET_PDEATHSIG = 1
 #: Descriptors of an image that are enough to tell which others look like it.
 _SAMPLE = 1000
+#: The percentiles between which the levels of a picture are taken to lie, and the span of levels below which it is
+#: spread over all. Photos of seven real captures span 135 to 241 levels. Of photos at 0.4, 0.2 and 0.1 of their levels,
+#: SIFT finds half, a tenth and none of the features; spread, as many as at full contrast.
+_TAILS, _LOW_CONTRAST = (0.5, 99.5), 128
 #: Images whose features are committed together: what a process that is killed may lose.
 _COMMITTED = 16
 
@@ -297,7 +301,7 @@ def _features_of(image: SfmImage, options: SfmOptions, gpu: bool) -> Features:
     picture = Image.fromarray(rgb)
     picture.thumbnail((options.max_image_size,) * 2, Image.Resampling.BOX)
     keypoints, descriptors = _extractor(options.max_features, gpu).extract_from_uint8_array(
-        np.asarray(picture.convert("L"))
+        stretched(np.asarray(picture.convert("L")))
     )
     xy = np.array([(point.x, point.y) for point in keypoints], dtype=np.float32).reshape(-1, 2)
     # Both sizes are whole numbers, so that the two scales differ a little.
@@ -308,6 +312,19 @@ def _features_of(image: SfmImage, options: SfmOptions, gpu: bool) -> Features:
         seen = ~masked[row, column]
         xy, data, row, column = xy[seen], data[seen], row[seen], column[seen]
     return Features(xy, data, rgb[row, column], focal_share(image.path))
+
+
+def stretched(grey: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return a picture [H, W] of low contrast spread over all levels, and any other as it is.
+
+    SIFT drops what differs from its surroundings by less than a fixed number of levels: in the dark, in fog, or behind
+    an under-exposed lens nearly everything.
+    """
+    low, high = np.percentile(grey, _TAILS) if grey.size else (0.0, 255.0)
+    if high - low >= _LOW_CONTRAST:
+        return grey
+    levels = (np.arange(256) - low) * (255.0 / max(high - low, 1.0))
+    return np.clip(levels, 0.0, 255.0).round().astype(np.uint8)[grey]
 
 
 _extractors: dict[int, pycolmap.FeatureExtractor] = {}

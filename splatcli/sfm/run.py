@@ -43,6 +43,8 @@ _log = logging.getLogger(__name__)
 
 #: Changes when the same images and options would give another result.
 _VERSION = 2
+#: Changes when features or matches of the same images are others: those that an earlier version left are not used then.
+_FEATURES = 2
 _OVERWRITE = "--overwrite replaces it; or choose another place with -o"
 
 
@@ -110,7 +112,7 @@ def _features_key(key: dict[str, Any], options: SfmOptions, gpu: bool) -> dict[s
 
     names = ("sharing", "cameras", "matched_model", "max_image_size", "max_features", "frames", "seed")
     chosen = {name: getattr(options, name) for name in names}
-    return {**key, "options": chosen, "gpu": gpu, "pycolmap": pycolmap.__version__}
+    return {**key, "features": _FEATURES, "options": chosen, "gpu": gpu, "pycolmap": pycolmap.__version__}
 
 
 def gpu_wanted(device: str) -> bool:

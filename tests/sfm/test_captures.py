@@ -139,3 +139,15 @@ def test_a_zoom_without_exif_gives_each_image_its_own_focal_length(tmp_path: Pat
         image = model.image(number)
         known = corner.FOCAL / parts[int(Path(image.name).stem)]
         assert abs(model.camera(image.camera_id).mean_focal_length() / known - 1) < 0.05
+
+
+def test_photos_taken_in_the_dark_are_registered(tmp_path: Path, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    for index in range(6):
+        dark = (corner.image(index) * 0.1).astype(np.uint8)
+        Image.fromarray(dark).save(f"photos/{index}.png")
+    assert run(["sfm", "photos", "-o", "made", "--json"]) == 0
+    facts = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert facts["registered"] == 6
+    assert facts["points"] > 300

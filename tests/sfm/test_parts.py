@@ -10,7 +10,9 @@ from PIL import Image, ImageFilter
 
 from splatcli.errors import SceneError, UsageError
 from splatcli.scene.decode import Header
-from splatcli.sfm.features import first_guess, focal_share, lens_key
+from splatcli.scene.find_images import images_below
+from splatcli.scene.read import has_images_only
+from splatcli.sfm.features import first_guess, focal_share, lens_key, stretched
 from splatcli.sfm.images import find_input, orientation_of
 from splatcli.sfm.mapping import largest_first
 from splatcli.sfm.matching import EXHAUSTIVE_UP_TO, OVERLAP, alike, choose_pairs, how_to_match, pairs_to_retry
@@ -123,6 +125,19 @@ def test_images_without_features_are_no_harm() -> None:
     assert alike([*looks(1, 2), nothing], 2, seed=1) == [(0, 1)]
 
 
+def test_only_pictures_of_low_contrast_are_stretched() -> None:
+    grey = np.asarray(Image.fromarray(corner.image(0)).convert("L"))
+    assert stretched(grey) is grey
+    dim = (40 + grey * 0.3).astype(np.uint8)
+    wide = stretched(dim)
+    assert (wide.min(), wide.max(), wide.dtype, wide.shape) == (0, 255, np.uint8, grey.shape)
+    order = np.argsort(dim, axis=None, kind="stable")
+    assert (np.diff(wide.ravel()[order].astype(int)) >= 0).all()
+    plain = np.full((9, 9), 30, dtype=np.uint8)
+    assert np.ptp(stretched(plain)) == 0
+    assert stretched(plain[:0]).shape == (0, 9)
+
+
 @pytest.mark.parametrize(("per", "num_lenses"), [("folder", 3), ("image", 5), ("all", 2)])
 def test_images_share_a_lens_only_at_one_size(per, num_lenses: int) -> None:
     images = [("a/1.jpg", 40, 30), ("a/2.jpg", 40, 30), ("a/3.jpg", 30, 40), ("b/1.jpg", 40, 30), ("b/2.jpg", 40, 30)]
@@ -182,6 +197,35 @@ def test_images_are_found_in_images_without_copies_and_masks(tmp_path: Path) -> 
     assert find_input(tmp_path).names == ("left/0.png", "left/1.png", "right/0.png", "right/1.png")
     with pytest.raises(SceneError, match="neither a folder of images nor a video"):
         find_input(tmp_path / "images" / "left" / "0.png")
+
+
+def test_links_to_folders_elsewhere_are_followed_once(tmp_path: Path) -> None:
+    for folder in ("photos/left", "store/right/deep", "store/other"):
+        write_noise(tmp_path / folder, 1)
+    photos = tmp_path / "photos"
+    links = {
+        "right": tmp_path / "store" / "right",
+        "again": tmp_path / "store" / "right" / "deep",  # a part of it
+        "whole": tmp_path,  # all of it, and the photos themselves
+        "self": photos,
+        "copy": photos / "left",
+        ".hidden": tmp_path / "store" / "other",
+        "dead": tmp_path / "nowhere",
+    }
+    for name, target in links.items():
+        (photos / name).symlink_to(target, target_is_directory=True)
+    (tmp_path / "store" / "right" / "back").symlink_to(photos, target_is_directory=True)
+    found = set(images_below(photos))
+    # "again" comes first by its name, and what holds it is then not walked a second time.
+    assert found in ({"left/0.png", "again/0.png"}, {"left/0.png", "right/deep/0.png"})
+    (photos / "again").unlink()
+    assert set(images_below(photos)) == {"left/0.png", "right/deep/0.png"}
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only" / "all").symlink_to(photos, target_is_directory=True)
+    assert has_images_only(tmp_path / "only")
+    write_noise(photos / "left", 3)
+    left = ("all/left/0.png", "all/left/1.png", "all/left/2.png")
+    assert find_input(tmp_path / "only").names == (*left, "all/right/deep/0.png")
 
 
 @pytest.mark.parametrize(
