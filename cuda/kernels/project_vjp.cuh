@@ -26,12 +26,12 @@ struct ProjectVjpJob {
   bool with_adam;
   AdamGroup adam[kGroups];
   MeansRate<float> means_rate;
-  int32_t* sh_last_step;        // null: Adam steps shN of invisible Gaussians too
+  int32_t* sh_last_step;      // null: Adam steps shN of invisible Gaussians too
   int32_t step;
   float* gradients[kGroups];  // null where they are not requested
   float* pose_partials;       // null without a pose gradient
   float *grad2d, *count;      // null without statistics
-  bool with_abs;              // they are of magnitudes
+  bool with_abs;              // grad2d adds up the magnitudes of the pixels' gradients
 };
 
 // Where the gradients of a chunk lie in shared memory, group by group as in SplatGaussians.
@@ -132,33 +132,15 @@ SPLAT_DEVICE const float* sum_huge_isect_grads(const float* isect_grads, int64_t
 // Mean, shape and opacity of one Gaussian; `sums` is the sum of its intersection gradients.
 template <bool POSE, bool PINHOLE>
 SPLAT_DEVICE void geometry_vjp(const ProjectVjpJob& job, const RawGeometry<float>& raw, const float* sums,
-                               float* v_mean, float* v_quat, float* v_log_scale, float& v_logit, float* v_mean2d,
-                               ViewGrad<float>* pose) {
+                               RawGeometry<float>& v_raw, float* v_mean2d, ViewGrad<float>* pose) {
   const bool filtered = job.gaussians.filter_3d != nullptr;
   const ProjectedGeometry<float> g = project_geometry<PINHOLE>(job.view, raw, job.antialiased, filtered);
-  float v_qa, v_qb, v_qc, v_log_opacity;
-  isect_grad_vjp(sums, g.conic.a, g.conic.b, g.conic.c, v_mean2d, v_qa, v_qb, v_qc, v_log_opacity);
-  float v_a = 0, v_b = 0, v_c = 0;
-  conic_vjp(g.conic, v_qa, v_qb, v_qc, v_a, v_b, v_c);
-
-  // log(opacity * compensation): its factors share the gradient of the logarithm, that of the 3D filter too.
-  float v_compensation = 0;
-  activate_opacity_vjp(g.opacity, v_log_opacity / g.opacity, v_logit);
-  if (job.antialiased) v_compensation = v_log_opacity / g.cov.compensation;
-
-  float v_row0[3] = {0, 0, 0}, v_row1[3] = {0, 0, 0}, v_root[9], v_rotation[9], v_scale[3] = {0, 0, 0};
-  for (int k = 0; k < 9; ++k) v_root[k] = v_rotation[k] = 0;
-  covariance2d_vjp(g.affine.row0, g.affine.row1, g.root, g.cov, v_a, v_b, v_c, v_compensation, v_row0, v_row1,
-                   v_root);
-  covariance_root_vjp(g.rotation, g.scale, v_root, v_rotation, v_scale);
-  quat_to_rotation_vjp(raw.quat, v_rotation, v_quat);
-  for (int k = 0; k < 3; ++k) activate_scale_vjp(g.scale[k], v_scale[k], v_log_scale[k]);
-  if (filtered) filter_3d_vjp(raw, v_log_opacity, v_log_scale);
-
-  float v_pc[3] = {0, 0, sums[kGradDepth]};
+  Conic<float> v_conic;
+  float v_log_opacity;
+  isect_grad_vjp(sums, g.conic.a, g.conic.b, g.conic.c, v_mean2d, v_conic.a, v_conic.b, v_conic.c, v_log_opacity);
   ViewGrad<float>* const v_view = POSE ? pose : nullptr;
-  project_point_vjp<PINHOLE>(job.view, g.pc, g.affine, v_row0, v_row1, v_mean2d, v_pc, v_view);
-  world_to_camera_vjp(job.view, raw.mean, v_pc, v_mean, v_view);
+  project_geometry_vjp<PINHOLE>(job.view, raw, g, job.antialiased, filtered, v_mean2d, v_conic, v_log_opacity,
+                                sums[kGradDepth], v_raw, v_view);
 }
 
 // Colours of Gaussian i: `basis` for the gradient of shN, v_colour for that of all coefficients.
@@ -333,18 +315,19 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
     RawGeometry<float> raw;
     load_mean(job.gaussians, i, raw.mean);
     load_shape(job.gaussians, i, raw);
-    float v_mean[3] = {0, 0, 0}, v_quat[4] = {0, 0, 0, 0}, v_log_scale[3] = {0, 0, 0}, v_logit = 0, v_mean2d[2];
-    geometry_vjp<POSE, PINHOLE>(job, raw, sums, v_mean, v_quat, v_log_scale, v_logit, v_mean2d, &pose);
+    RawGeometry<float> v_raw = {};
+    float v_mean2d[2];
+    geometry_vjp<POSE, PINHOLE>(job, raw, sums, v_raw, v_mean2d, &pose);
     float basis[kRoom], v_colour[3];
-    colours_vjp<DEGREE, POSE>(job, i, raw.mean, sums, basis, v_colour, v_mean, &pose);
+    colours_vjp<DEGREE, POSE>(job, i, raw.mean, sums, basis, v_colour, v_raw.mean, &pose);
     for (int k = 0; k < 3; ++k) {
-      shapes[shape_offset(0) + 3 * local + k] = v_mean[k];
-      shapes[shape_offset(2) + 3 * local + k] = v_log_scale[k];
+      shapes[shape_offset(0) + 3 * local + k] = v_raw.mean[k];
+      shapes[shape_offset(2) + 3 * local + k] = v_raw.log_scale[k];
       shapes[shape_offset(4) + 3 * local + k] = v_colour[k] * float(kSh0);
       colours[3 * local + k] = v_colour[k];
     }
-    for (int k = 0; k < 4; ++k) shapes[shape_offset(1) + 4 * local + k] = v_quat[k];
-    shapes[shape_offset(3) + local] = v_logit;
+    for (int k = 0; k < 4; ++k) shapes[shape_offset(1) + 4 * local + k] = v_raw.quat[k];
+    shapes[shape_offset(3) + local] = v_raw.logit;
 #pragma unroll
     for (int k = 0; k < ShN<DEGREE>::kCount; ++k) bases[local * kRoom + k] = basis[k];
     if (!job.with_abs) add_statistics(job, i, v_mean2d);

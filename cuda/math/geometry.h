@@ -1,4 +1,5 @@
-// From a raw Gaussian to its ellipse, in the order that projection and its backward pass share. docs/math.md 3.
+// From a raw Gaussian to its ellipse, and back: the functions of activation.h and projection.h in their order.
+// docs/math.md 2 and 3
 #pragma once
 #include "projection.h"
 
@@ -55,6 +56,35 @@ SPLAT_HD_FORCED void filter_3d_vjp(const RawGeometry<F>& raw, F v_log_opacity, F
     const F share = filter_3d_scale(raw.filter_3d, wide);
     filter_3d_scale_vjp(share, v_log_opacity, v_log_scale[k]);
   }
+}
+// g: project_geometry's result for `raw`. v_log_opacity: of the logarithm of the opacity after compensation and filter.
+// v_depth: of g.pc[2] as the depth that is blended. v_raw: its filter_3d is left alone, which has no gradient.
+template <bool PINHOLE, class F, class Real>
+SPLAT_HD_FORCED void project_geometry_vjp(const View<Real>& view, const RawGeometry<F>& raw,
+                                          const ProjectedGeometry<F>& g, bool antialiased, bool filtered,
+                                          const F* v_mean2d, const Conic<F>& v_conic, F v_log_opacity, F v_depth,
+                                          RawGeometry<F>& v_raw, ViewGrad<F>* v_view) {
+  F v_a = F(0), v_b = F(0), v_c = F(0);
+  conic_vjp(g.conic, v_conic.a, v_conic.b, v_conic.c, v_a, v_b, v_c);
+
+  // log(opacity * compensation): its factors share the gradient of the logarithm, that of the 3D filter too.
+  F v_compensation = F(0);
+  activate_opacity_vjp(g.opacity, v_log_opacity / g.opacity, v_raw.logit);
+  if (antialiased) v_compensation = v_log_opacity / g.cov.compensation;
+
+  F v_row0[3], v_row1[3], v_scale[3], v_root[9], v_rotation[9];
+  for (int k = 0; k < 3; ++k) v_row0[k] = v_row1[k] = v_scale[k] = F(0);
+  for (int k = 0; k < 9; ++k) v_root[k] = v_rotation[k] = F(0);
+  covariance2d_vjp(g.affine.row0, g.affine.row1, g.root, g.cov, v_a, v_b, v_c, v_compensation, v_row0, v_row1,
+                   v_root);
+  covariance_root_vjp(g.rotation, g.scale, v_root, v_rotation, v_scale);
+  quat_to_rotation_vjp(raw.quat, v_rotation, v_raw.quat);
+  for (int k = 0; k < 3; ++k) activate_scale_vjp(g.scale[k], v_scale[k], v_raw.log_scale[k]);
+  if (filtered) filter_3d_vjp(raw, v_log_opacity, v_raw.log_scale);
+
+  F v_pc[3] = {F(0), F(0), v_depth};
+  project_point_vjp<PINHOLE>(view, g.pc, g.affine, v_row0, v_row1, v_mean2d, v_pc, v_view);
+  world_to_camera_vjp(view, raw.mean, v_pc, v_raw.mean, v_view);
 }
 
 }  // namespace splat

@@ -94,16 +94,18 @@ struct ChunkProjectorVjp {
     for (int f = 0; f < kIsectGradUsed; ++f) grads_2d[f] = gather<Real, kLanes>(&sums[0][0] + f, index);
 
     const RawGeometry<F> raw = load_geometry<Real>(gaussians, base, lane_ids, view.filter_3d);
-    F v_mean[3] = {F(0), F(0), F(0)}, v_mean2d[2];
+    RawGeometry<F> v_raw;
+    std::memset(&v_raw, 0, sizeof v_raw);
+    F v_mean2d[2];
     ViewGrad<F> v_view;
     std::memset(&v_view, 0, sizeof v_view);
     ViewGrad<F>* v_pose = pose == nullptr ? nullptr : &v_view;
     if (camera.model == kPinhole)
-      geometry<true>(raw, grads_2d, lane_ids, live, grads, v_mean, v_mean2d, v_pose);
+      geometry<true>(raw, grads_2d, lane_ids, live, grads, v_raw, v_mean2d, v_pose);
     else
-      geometry<false>(raw, grads_2d, lane_ids, live, grads, v_mean, v_mean2d, v_pose);
-    colours(raw.mean, grads_2d, base, lane_ids, live, grads, v_mean, v_pose);
-    store_rows<3>(v_mean, live, lane_ids, grads[0]);
+      geometry<false>(raw, grads_2d, lane_ids, live, grads, v_raw, v_mean2d, v_pose);
+    colours(raw.mean, grads_2d, base, lane_ids, live, grads, v_raw.mean, v_pose);
+    store_rows<3>(v_raw.mean, live, lane_ids, grads[0]);
     if (pose != nullptr) add_pose(v_view, live, *pose);
     if (frame.with_abs) {
       for (int k = 0; k < 2; ++k) v_mean2d[k] = grads_2d[kGradAbsX + k] * F(Real(1.0 / kLog2E));
@@ -113,37 +115,18 @@ struct ChunkProjectorVjp {
 
   template <bool PINHOLE>
   SPLAT_INLINE void geometry(const RawGeometry<F>& raw, const F* grads_2d, const int32_t* lane_ids,
-                             const typename F::Mask& live, Real* const* grads, F* v_mean, F* v_mean2d,
-                             ViewGrad<F>* v_pose) const {
+                             const typename F::Mask& live, Real* const* grads, RawGeometry<F>& v_raw,
+                             F* v_mean2d, ViewGrad<F>* v_pose) const {
     const ProjectedGeometry<F> g =
         project_geometry<PINHOLE>(camera, raw, view.antialiased != 0, view.filter_3d != nullptr);
-    F v_qa, v_qb, v_qc, v_log_opacity;
-    isect_grad_vjp(grads_2d, g.conic.a, g.conic.b, g.conic.c, v_mean2d, v_qa, v_qb, v_qc, v_log_opacity);
-    F v_a = F(0), v_b = F(0), v_c = F(0);
-    conic_vjp(g.conic, v_qa, v_qb, v_qc, v_a, v_b, v_c);
-
-    // log(opacity * compensation): its factors share the gradient of the logarithm, that of the 3D filter too.
-    F v_logit = F(0), v_compensation = F(0);
-    activate_opacity_vjp(g.opacity, v_log_opacity / g.opacity, v_logit);
-    if (view.antialiased) v_compensation = v_log_opacity / g.cov.compensation;
-
-    F v_row0[3] = {F(0), F(0), F(0)}, v_row1[3] = {F(0), F(0), F(0)}, v_root[9], v_rotation[9], v_scale[3];
-    for (int k = 0; k < 9; ++k) v_root[k] = v_rotation[k] = F(0);
-    for (int k = 0; k < 3; ++k) v_scale[k] = F(0);
-    covariance2d_vjp(g.affine.row0, g.affine.row1, g.root, g.cov, v_a, v_b, v_c, v_compensation, v_row0, v_row1,
-                     v_root);
-    covariance_root_vjp(g.rotation, g.scale, v_root, v_rotation, v_scale);
-    F v_quat[4] = {F(0), F(0), F(0), F(0)}, v_log_scale[3] = {F(0), F(0), F(0)};
-    quat_to_rotation_vjp(raw.quat, v_rotation, v_quat);
-    for (int k = 0; k < 3; ++k) activate_scale_vjp(g.scale[k], v_scale[k], v_log_scale[k]);
-    if (view.filter_3d != nullptr) filter_3d_vjp(raw, v_log_opacity, v_log_scale);
-
-    F v_pc[3] = {F(0), F(0), grads_2d[kGradDepth]};
-    project_point_vjp<PINHOLE>(camera, g.pc, g.affine, v_row0, v_row1, v_mean2d, v_pc, v_pose);
-    world_to_camera_vjp(camera, raw.mean, v_pc, v_mean, v_pose);
-    store_rows<4>(v_quat, live, lane_ids, grads[1]);
-    store_rows<3>(v_log_scale, live, lane_ids, grads[2]);
-    store_rows<1>(&v_logit, live, lane_ids, grads[3]);
+    Conic<F> v_conic;
+    F v_log_opacity;
+    isect_grad_vjp(grads_2d, g.conic.a, g.conic.b, g.conic.c, v_mean2d, v_conic.a, v_conic.b, v_conic.c, v_log_opacity);
+    project_geometry_vjp<PINHOLE>(camera, raw, g, view.antialiased != 0, view.filter_3d != nullptr, v_mean2d, v_conic,
+                                  v_log_opacity, grads_2d[kGradDepth], v_raw, v_pose);
+    store_rows<4>(v_raw.quat, live, lane_ids, grads[1]);
+    store_rows<3>(v_raw.log_scale, live, lane_ids, grads[2]);
+    store_rows<1>(&v_raw.logit, live, lane_ids, grads[3]);
   }
 
   SPLAT_INLINE void colours(const F* mean, const F* grads_2d, int64_t base, const int32_t* lane_ids,
