@@ -333,8 +333,8 @@ def walk(folder: Path, *, private: bool = False, links: bool = False) -> Iterato
     """Walk a folder as os.walk() does, which passes over folders that cannot be read; here they raise OSError.
 
     private: folders that belong to somebody else (EACCES) are passed over, for a search that may miss them.
-    links: links to folders that lie elsewhere are followed, each folder once; those with a dot before their name, and
-    what lies below such a folder, are not.
+    links: links to folders that lie elsewhere are followed, and each folder is walked once; links with a dot before
+    their name or a folder's above them are not followed, nor those to a folder that contains ``folder``.
     """
 
     def refuse(error: OSError) -> None:
@@ -348,21 +348,23 @@ def walk(folder: Path, *, private: bool = False, links: bool = False) -> Iterato
 def _once(
     folder: Path, walked: Iterator[tuple[str, list[str], list[str]]]
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield the folders of a walk that follows links, without links to what is walked anyway or contains it."""
+    """Yield the folders of a walk that follows links, each folder once."""
     root = Path(os.path.realpath(folder))
-    followed: list[Path] = []
+    followed, walked_already = [root], {root}
 
-    def is_new(base: Path, name: str) -> bool:
-        place = base / name
-        if not place.is_symlink():
-            return True
+    def is_new(place: Path) -> bool:
         target = Path(os.path.realpath(place))
-        hidden = any(part.startswith(".") for part in place.relative_to(folder).parts)
-        known = any(target.is_relative_to(one) or one.is_relative_to(target) for one in (root, *followed))
-        if not (hidden or known):
+        if place.is_symlink():
+            hidden = any(part.startswith(".") for part in place.relative_to(folder).parts)
+            # What lies below a folder that is followed is found there; what contains the whole walk is not meant.
+            if hidden or root.is_relative_to(target) or any(target.is_relative_to(one) for one in followed):
+                return False
             followed.append(target)
-        return not (hidden or known)
+        if target in walked_already:
+            return False
+        walked_already.add(target)
+        return True
 
     for base, folders, files in walked:
-        folders[:] = [name for name in sorted(folders) if is_new(Path(base), name)]
+        folders[:] = [name for name in sorted(folders) if is_new(Path(base) / name)]
         yield base, folders, files
