@@ -22,8 +22,9 @@ from splatcli.train.state import sh_change_of
 
 Some = TypeVar("Some")
 
-#: Settings in which the blocks of a scene may differ: those of the merged run are its own, dropout and the prior of
-#: colours follow from the views of a block, and a rollback lowers learning rates. The merged run has the first block's.
+#: Settings in which the blocks of a scene may differ: those of the merged run are its own; dropout, the prior of
+#: colours and smaller first images follow from the views of a block, and a rollback lowers learning rates. The merged
+#: run has those of the first block.
 _OWN = frozenset(
     {
         *("data.block", "strategy.cap_max", "memory.cap", "memory.budget", "memory.offload", "data.scene"),

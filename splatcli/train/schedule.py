@@ -51,7 +51,7 @@ def image_divisor(schedule: Schedule, step: int) -> int:
 def resolve_downscales(config: Config, scene: Scene) -> Config:
     """Return the settings of a run on ``scene`` with a number in place of ``schedule.num_downscales = None``.
 
-    A run from a model never begins with smaller images, which would take detail from it.
+    A run from a model does not begin with smaller images by itself, which would take detail from it.
     """
     cameras = [scene.cameras[view] for view in scene.train]
     pixels = sum(camera.width * camera.height for camera in cameras) / max(1, len(cameras))
