@@ -607,8 +607,8 @@ class Trainer:
             state.per_view_params.recolour_unseen if state.config.views.ppisp else None,
         )
         cameras = list(state.cameras)
-        for view, camera in zip(state.train, state.training_cameras(), strict=True):
-            cameras[view] = camera
+        for row, view in enumerate(state.train):
+            cameras[view] = state.per_view_params.camera(row, cameras[view])
         return Model(
             state.flushed(),
             origin="a run",

@@ -131,6 +131,7 @@ def build_manifest(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> Manife
             active_sh_degree=int(checkpoint.active_sh_degree),
             strategy={k: v for k, v in checkpoint.strategy.items() if not isinstance(v, Tensor)},
             sampler={key: int(value) for key, value in checkpoint.sampler.items()},
+            skipped=[int(row) for row in checkpoint.skipped],
             loss=checkpoint.loss,
         ),
     )
@@ -146,6 +147,10 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
     for name, views in (("train_views", manifest.train_views), ("test_views", manifest.test_views)):
         if any(not 0 <= index < len(cameras) for index in views):
             raise ModelFileError(f"{name}: a view index is outside the {len(cameras)} cameras", where=where)
+    if any(row >= len(manifest.train_views) for row in manifest.train.skipped):
+        raise ModelFileError(
+            f"train.skipped names a row that is not among the {len(manifest.train_views)} training views", where=where
+        )
     if len(manifest.dataset.clearances) not in (0, len(manifest.train_views)):
         raise ModelFileError(
             f"dataset.clearances has {len(manifest.dataset.clearances)} numbers for {len(manifest.train_views)} "
@@ -170,6 +175,7 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
         strategy=strategy,
         rng=_under("rng.", tensors),
         sampler=dict(manifest.train.sampler),
+        skipped=tuple(manifest.train.skipped),
         config=_config(manifest, where),
         cameras=cameras,
         train=list(manifest.train_views),

@@ -196,6 +196,8 @@ class TrainSpec(_Part):
     active_sh_degree: int = Field(ge=0, le=4)
     strategy: dict[str, bool | _Whole | float | str]
     sampler: dict[str, _Whole]
+    #: Optional: rows of train_views that training leaves out; a reader without it renders the same images.
+    skipped: list[Annotated[int, Field(ge=0)]] = []
     #: Optional: the name of the caller's loss function; a reader without it renders the same images.
     loss: str | None = None
 

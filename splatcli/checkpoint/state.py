@@ -48,7 +48,8 @@ class Checkpoint:
     active_sh_degree: SH degree in use, at most ``gaussians.sh_degree``.
     strategy: the strategy's accumulators and numbers, by name.
     rng: states of torch generators, uint8 [S], by name.
-    sampler: the state of the ViewSampler.
+    sampler: the position of the ViewSampler.
+    skipped: rows of ``train`` that training leaves out (train/outlier_views.py).
     cameras: every camera at the training resolution, as the scene gave it; train and test index into them.
     views: per-view parameters, [T, ...] with a row for each training view (VIEW_TABLES of the schema).
     filter_3d: [N] float32, sizes of the Gaussians' 3D filter in world units; None without one.
@@ -74,6 +75,7 @@ class Checkpoint:
     train: list[int]
     test: list[int]
     dataset: DatasetInfo
+    skipped: tuple[int, ...] = ()
     views: dict[str, Tensor] = field(default_factory=dict)
     filter_3d: Tensor | None = None
     effective_views: Tensor | None = None
@@ -118,6 +120,6 @@ class Checkpoint:
         return cameras
 
     def training_cameras(self) -> list[Camera]:
-        """Return the cameras of the training views, with their trained poses."""
+        """Return the cameras of the training views that are not left out, with their trained poses."""
         cameras = self.refined_cameras()
-        return [cameras[index] for index in self.train]
+        return [cameras[index] for row, index in enumerate(self.train) if row not in self.skipped]

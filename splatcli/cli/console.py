@@ -570,7 +570,17 @@ class ProgressReporter(ProgressBar):
 
 def describe_event(event: Event) -> str | None:
     """Return the message for an event; None for frequent events."""
-    from splatcli.train.events import Alarmed, Capped, Evaluated, RolledBack, Saved, SaveFailed, Started, Stopped
+    from splatcli.train.events import (
+        Alarmed,
+        Capped,
+        Evaluated,
+        RolledBack,
+        Saved,
+        SaveFailed,
+        Started,
+        Stopped,
+        ViewsCompared,
+    )
 
     match event:
         case Started():
@@ -588,6 +598,13 @@ def describe_event(event: Event) -> str | None:
         case Capped():
             reason = f"the memory budget allows no more than {event.num_gaussians:,} Gaussians; densification stops"
             return f"step {event.step}: {reason}; raise --vram-budget or use smaller images (-r)"
+        case ViewsCompared() if event.skipped:
+            few = len(event.skipped) == 1
+            which = f"{len(event.skipped)} of {event.num_train} training views {'does' if few else 'do'} not fit"
+            named = named_views([*event.skipped])
+            return f"warning: step {event.step}: {which} the others, and {'is' if few else 'are'} left out: {named}"
+        case ViewsCompared():
+            return f"step {event.step}: all {event.num_train} training views are used again"
         case Alarmed():
             return f"warning: step {event.step}: {event.text}"
         case RolledBack():
@@ -600,6 +617,14 @@ def describe_event(event: Event) -> str | None:
             return f"stopped at step {event.step} ({event.reason}); continue with: splat resume {event.path}"
         case _:
             return None
+
+
+def named_views(named: Sequence[str]) -> str:
+    """Return the first names of a list of views, and how many more there are."""
+    from splatcli.train.evaluate import LISTED
+
+    more = [f"and {len(named) - LISTED} more"] if len(named) > LISTED else []
+    return ", ".join([*named[:LISTED], *more])
 
 
 def format_rate(rate: float, unit: str) -> str:

@@ -141,6 +141,8 @@ def _checkpoint_facts(model: Any) -> dict[str, Any]:
         "scene_present": Path(checkpoint.dataset.root).is_dir(),
         "resumable": checkpoint.moments is not None,
     }
+    if checkpoint.skipped:
+        facts["skipped_views"] = [checkpoint.cameras[checkpoint.train[row]].name for row in checkpoint.skipped]
     if checkpoint.loss is not None:
         facts["loss"] = f"{checkpoint.loss}, a function of its own: splatcli.Trainer.resume(RUN, loss=...) continues it"
     if any(checkpoint.dataset.offset):

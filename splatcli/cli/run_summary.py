@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from splatcli.cli.console import format_time
+from splatcli.cli.console import format_time, named_views
 from splatcli.cli.time_budget import process_age
 
 if TYPE_CHECKING:
@@ -31,8 +31,11 @@ def summary(trainer: Trainer, checkpoint: Path, score: Evaluated | None) -> str:
     name = shlex.quote(str(trainer.run_dir.path))
     note = None if score is None else outlier_note(score.views)
     remark = f"\n{note}\n  help: splat eval {name} --sheet sheet.png" if note else ""
+    skipped = [state.cameras[state.train[row]].name for row in sorted(state.sampler.skipped)]
+    remark += _skipped_remark(skipped, len(state.train), name)
     if state.step >= PASSES * len(state.train):
-        remark += _misfit_remark(trainer.stepper.view_losses, len(state.train), name)
+        losses = {view: loss for view, loss in trainer.stepper.view_losses.items() if view not in skipped}
+        remark += _misfit_remark(losses, len(state.train), name)
     borders = None if score is None else border_note(trainer.scene, state.test)
     remark += f"\n{borders}" if borders else ""
     following = [f"splat view {name}", f"splat render {name} --views", f"splat export {name} -o scene.ply"]
@@ -44,19 +47,36 @@ def _misfit_remark(losses: Mapping[str, float], views: int, run: str) -> str:
 
     run: the folder, as a shell takes it.
     """
-    from splatcli.train.evaluate import LISTED, misfits
+    from splatcli.train.evaluate import misfits
 
     found = misfits(losses)
     if not found:
         return ""
-    named = [f"{name} ({factor:.0f} times the median loss)" for name, factor in [*found.items()][:LISTED]]
-    if len(found) > LISTED:
-        named.append(f"and {len(found) - LISTED} more")
+    named = named_views([f"{name} ({factor:.0f} times the median loss)" for name, factor in found.items()])
     verb = "is" if len(found) == 1 else "are"
-    # Commas part the names of --views.
-    shown = shlex.quote(",".join([view for view in found if "," not in view][:LISTED]) or "train")
     return (
-        f"\n{len(found)} of {views} training views {verb} fitted far worse than the others: {', '.join(named)}\n"
-        f"  help: splat eval {run} --views {shown} --sheet sheet.png; remove images of something else, or refine wrong "
-        "poses with --pose-opt"
+        f"\n{len(found)} of {views} training views {verb} fitted far worse than the others: {named}\n"
+        f"  help: {_show_views([*found], run)}; remove images of something else, or refine wrong poses with --pose-opt"
     )
+
+
+def _skipped_remark(names: Sequence[str], views: int, run: str) -> str:
+    """Return the lines about training views that were left out; nothing without one. run: as for _misfit_remark()."""
+    if not names:
+        return ""
+    verb = "was" if len(names) == 1 else "were"
+    return (
+        f"\n{len(names)} of {views} training views {verb} left out, since the others do not show the same: "
+        f"{named_views(names)}\n"
+        f"  help: {_show_views(names, run)}; remove images of something else, refine wrong poses with --pose-opt, or "
+        "keep all with --set train.max_view_error=0"
+    )
+
+
+def _show_views(names: Sequence[str], run: str) -> str:
+    """Return the command that shows views of a run beside their images."""
+    from splatcli.train.evaluate import LISTED
+
+    # Commas part the names of --views.
+    shown = shlex.quote(",".join([view for view in names if "," not in view][:LISTED]) or "train")
+    return f"splat eval {run} --views {shown} --sheet sheet.png"

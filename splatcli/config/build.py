@@ -208,7 +208,7 @@ def resolve(
 
 #: Settings that runs of earlier versions lack, with the values that they had in effect.
 _LATER: dict[str, dict[str, Any]] = {
-    "train": {"alpha_lambda": 0.0, "mask_lambda": 0.0, "sh_views": 0.0, "sh_prior": 0.0},
+    "train": {"alpha_lambda": 0.0, "mask_lambda": 0.0, "sh_views": 0.0, "sh_prior": 0.0, "max_view_error": 0.0},
     "data": {"near_share": 0.0, "max_point_error": 0.0, "projection": "pinhole"},
     "optim": {"means_size_power": 0.0},
     "schedule": {"sh_degree_start": 0},

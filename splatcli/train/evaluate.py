@@ -26,8 +26,9 @@ from splatcli.scene.scene import Scene
 from splatcli.train.backgrounds import BACKGROUNDS, evaluation_background
 from splatcli.train.events import Alarmed, Evaluated, Probed, ViewScore
 from splatcli.train.image_metrics import psnr, quantised, ssim
+from splatcli.train.outlier_views import compared_divisor, view_error
 from splatcli.train.state import TrainState
-from splatcli.train.training_images import tensor_of
+from splatcli.train.training_images import TrainingImage, reduced_camera, tensor_of
 
 
 def score_views(render: Callable[[Camera], Tensor], scene: Scene, indices: Iterable[int]) -> Iterator[ViewScore]:
@@ -251,6 +252,17 @@ class Scorer:
         mean = sum(values) / len(values) if values else math.nan
         return Probed(state.step, mean, state.count)
 
+    def view_errors(self, state: TrainState) -> dict[int, Sequence[float]] | Alarmed:
+        """Return the view_error() of the training views by row; of those that are masked as a whole there is none."""
+        cameras = [state.per_view_params.camera(row, self.scene.cameras[view]) for row, view in enumerate(state.train)]
+        cameras = [reduced_camera(camera, compared_divisor(camera.width, camera.height)) for camera in cameras]
+        try:
+            measured = self._measure(state, cameras, lambda row, image: self._view_error(state, row, image))
+            return {row: figures[:2] for row, figures in enumerate(measured) if figures is not None}
+        except Exception as error:
+            problem = _as_scoring_problem(error)
+            return Alarmed(state.step, "evaluation", f"the training views could not be compared: {problem.what}")
+
     def _measure(
         self, state: TrainState, cameras: Sequence[Camera], measure: Callable[[int, Tensor], Sequence[float] | None]
     ) -> Iterator[Sequence[float] | None]:
@@ -262,6 +274,15 @@ class Scorer:
             with torch.no_grad():
                 image = self.renderer(gaussians, camera, **_render_settings(state))
             yield measure(i, image)
+
+    def _view_error(self, state: TrainState, row: int, image: Tensor) -> Sequence[float] | None:
+        """Return the view_error() of a training view whose ``image`` may be a reduced one."""
+        for view in state.train[row + 1 : row + 2]:
+            self.scene.images.prefetch(view)
+        target = TrainingImage(*load_image(self.scene, state.train[row], image.device))
+        if target.pixels.shape != image.shape:
+            target = target.reduced(image.shape[1], image.shape[0])
+        return view_error(state.per_view_params.recolour(row, image), target.pixels / 255.0, target.masked)
 
     def _psnr(self, state: TrainState, row: int, image: Tensor) -> Sequence[float] | None:
         """Return the PSNR of a training view in dB, with its trained parameters; None where all of it is masked."""

@@ -54,6 +54,19 @@ class Capped:
 
 
 @dataclass(frozen=True, slots=True)
+class ViewsCompared:
+    """The training views were compared, and other ones are left out from now on than before.
+
+    skipped: the errors of the views that are left out (train/outlier_views.py), by name, largest first. num_train: all
+    training views.
+    """
+
+    step: int
+    skipped: dict[str, float]
+    num_train: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rescheduled:
     """The run has a new length, so that it fills its time."""
 
@@ -162,6 +175,7 @@ Event = (
     | Stepped
     | Refined
     | Capped
+    | ViewsCompared
     | Rescheduled
     | OpacityReset
     | Evaluated

@@ -64,6 +64,7 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
     count = len(gaussians)
     strategy: dict[str, Tensor | Scalar] = {"grad2d": torch.zeros(count), "count": torch.zeros(count)}
     columns = {name: _joined([part.columns()[name] for part in parts]) for name in first.columns()}
+    left_out = {part.train[row] for part in parts for row in part.skipped}
     return replace(
         first,
         gaussians=gaussians,
@@ -78,6 +79,7 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
         strategy=strategy,
         sampler=ViewSampler(len(scene.train), first.config.train.seed).state(),
         config=_whole(first.config, count),
+        skipped=tuple(row for row, view in enumerate(scene.train) if view in left_out),
         train=list(scene.train),
         test=list(scene.test),
         dataset=replace(first.dataset, root=str(scene.root), clearances=clearances(scene)),

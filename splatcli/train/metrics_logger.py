@@ -9,14 +9,21 @@ from splatcli.checkpoint.run_dir import RunDir
 from splatcli.errors import OutputError, ResourceError
 from splatcli.scene.scene import Scene
 from splatcli.train.evaluate import protocol
-from splatcli.train.events import Alarmed, Evaluated, Event, Probed, RolledBack, SaveFailed, Stepped
+from splatcli.train.events import Alarmed, Evaluated, Event, Probed, RolledBack, SaveFailed, Stepped, ViewsCompared
 from splatcli.train.state import TrainState
 
 #: Steps between two records of the loss.
 LOG_EVERY = 10
 
 #: Names of the other events that are written.
-_NAMES = {Evaluated: "eval", Probed: "probe", Alarmed: "alarm", RolledBack: "rollback", SaveFailed: "save-failed"}
+_NAMES = {
+    Evaluated: "eval",
+    Probed: "probe",
+    ViewsCompared: "views",
+    Alarmed: "alarm",
+    RolledBack: "rollback",
+    SaveFailed: "save-failed",
+}
 
 
 class MetricsLogger:

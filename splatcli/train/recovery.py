@@ -163,7 +163,8 @@ class Recovery:
             ) from None
         state.dataset, state.loss = plan.dataset, plan.loss
         # Another order of views, so that the same steps do not fail again.
-        state.sampler = ViewSampler(len(state.train), state.config.train.seed, epoch=plan.epoch + 1)
+        skipped, seed = state.sampler.skipped, state.config.train.seed
+        state.sampler = ViewSampler(len(state.train), seed, epoch=plan.epoch + 1, skipped=skipped)
         text = _lower_learning_rate(state) if cap is None else _lower_cap(state, plan, cap, before)
         event = RolledBack(state.step, plan.step, plan.cause, f"{plan.what}; {text}", state.count)
         self._rewind(state, event)

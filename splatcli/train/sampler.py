@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,9 +23,14 @@ def epoch_order(num_views: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 class ViewSampler:
-    """Shuffled passes over ``num_views`` views without replacement; the whole state is (epoch, position)."""
+    """Shuffled passes over ``num_views`` views without replacement; the state is (epoch, position) and ``skipped``.
 
-    def __init__(self, num_views: int, seed: int, *, epoch: int = 0, position: int = 0) -> None:
+    skipped: views that passes leave out. At least one is not.
+    """
+
+    def __init__(
+        self, num_views: int, seed: int, *, epoch: int = 0, position: int = 0, skipped: Iterable[int] = ()
+    ) -> None:
         if num_views < 1:
             raise ValueError("a sampler needs at least one view")
         if epoch < 0 or not 0 <= position < num_views:
@@ -32,6 +40,16 @@ class ViewSampler:
         self.epoch = epoch
         self.position = position
         self._order = epoch_order(num_views, seed, epoch)
+        self.skipped: frozenset[int] = frozenset()
+        self.skip(skipped)
+
+    def skip(self, views: Iterable[int]) -> None:
+        """Leave out ``views`` from now on, and no others. Raises ValueError where they are all or not among them."""
+        skipped = frozenset(views)
+        if not skipped < frozenset(range(self.num_views)):
+            raise ValueError(f"{len(skipped)} views to leave out of {self.num_views}")
+        self.skipped = skipped
+        self._pass_over_skipped()
 
     def peek(self) -> int:
         """Return the index, 0 to num_views - 1, of the view that next() returns."""
@@ -40,16 +58,25 @@ class ViewSampler:
     def next(self) -> int:
         """Return the index, 0 to num_views - 1, of the next view, and advance."""
         view = self.peek()
+        self._advance()
+        self._pass_over_skipped()
+        return view
+
+    def _advance(self) -> None:
         self.position += 1
         if self.position == self.num_views:
             self.epoch, self.position = self.epoch + 1, 0
             self._order = epoch_order(self.num_views, self.seed, self.epoch)
-        return view
+
+    def _pass_over_skipped(self) -> None:
+        while self.peek() in self.skipped:
+            self._advance()
 
     def upcoming(self, count: int) -> list[int]:
         """Return the next views of this pass, at most ``count`` and at least one."""
-        return [int(view) for view in self._order[self.position : self.position + count]]
+        left = (int(view) for view in self._order[self.position :])
+        return list(islice((view for view in left if view not in self.skipped), count))
 
     def state(self) -> dict[str, int]:
-        """Return the state for a checkpoint; with the seed it determines all later views."""
+        """Return the position for a checkpoint; with the seed and ``skipped`` it determines all later views."""
         return {"epoch": self.epoch, "position": self.position}

@@ -122,8 +122,9 @@ class TrainState:
         self.filter_3d = filter_sizes(self.gaussians.means, self.training_cameras(), largest_of_all)
 
     def training_cameras(self) -> list[Camera]:
-        """Return the cameras of the training views with their trained poses."""
-        return [self.per_view_params.camera(row, self.cameras[view]) for row, view in enumerate(self.train)]
+        """Return the cameras of the training views that are not left out, with their trained poses."""
+        rows = (row for row in range(len(self.train)) if row not in self.sampler.skipped)
+        return [self.per_view_params.camera(row, self.cameras[self.train[row]]) for row in rows]
 
     def to_checkpoint(self) -> Checkpoint:
         """Return the state on the CPU. Tensors may be shared with the state: write it before the next step."""
@@ -144,6 +145,7 @@ class TrainState:
             strategy=strategy,
             rng={name: generator.get_state() for name, generator in self.generators.items()},
             sampler=self.sampler.state(),
+            skipped=tuple(sorted(self.sampler.skipped)),
             config=self.config,
             cameras=self.cameras,
             train=self.train,
@@ -184,7 +186,7 @@ class TrainState:
             gaussians=gaussians,
             adam=adam,
             stats=stats,
-            sampler=ViewSampler(len(checkpoint.train), seed, **checkpoint.sampler),
+            sampler=ViewSampler(len(checkpoint.train), seed, **checkpoint.sampler, skipped=checkpoint.skipped),
             generators={name: _generator(name, checkpoint.rng[name]) for name in TRAINING_STREAMS},
             cameras=list(checkpoint.cameras),
             train=list(checkpoint.train),
@@ -321,6 +323,8 @@ def _problems(checkpoint: Checkpoint) -> Iterator[str]:
         yield f"its position in the order of views, {checkpoint.sampler}, is not valid"
     if checkpoint.config.train.filter_3d and checkpoint.filter_3d is None:
         yield "the sizes of its 3D filter are missing"
+    if not set(checkpoint.skipped) < set(range(len(checkpoint.train))):
+        yield f"the views that it leaves out, {list(checkpoint.skipped)}, are not some of its {len(checkpoint.train)}"
     views = checkpoint.config.views
     for name, trained in trained_tables(views).items():
         if trained and name not in checkpoint.views:

@@ -28,7 +28,7 @@ from splatcli.train.monitor import check_loss
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.schedule import active_sh_degree, image_divisor, learning_rates
 from splatcli.train.state import TrainState
-from splatcli.train.training_images import TrainingImage, TrainingImages, to_device
+from splatcli.train.training_images import TrainingImage, TrainingImages, reduced_camera, to_device
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
@@ -160,11 +160,12 @@ class Stepper:
 @contextlib.contextmanager
 def _draws_undone_on_error(state: TrainState) -> Iterator[None]:
     """Put sampler and background generator back where the block, which draws from them, raises."""
-    sampler, generator = state.sampler.state(), state.generators["background"].get_state()
+    sampler, skipped = state.sampler.state(), state.sampler.skipped
+    generator = state.generators["background"].get_state()
     try:
         yield
     except Exception:
-        state.sampler = ViewSampler(state.sampler.num_views, state.sampler.seed, **sampler)
+        state.sampler = ViewSampler(state.sampler.num_views, state.sampler.seed, **sampler, skipped=skipped)
         state.generators["background"].set_state(generator)
         raise
 
@@ -190,8 +191,7 @@ def _own_upcoming(state: TrainState, rank: int, size: int) -> list[int]:
 
 def scene_camera(state: TrainState, scene: Scene, step: int, row: int) -> Camera:
     """Return the scene's camera of training view ``row`` at the size that step number ``step`` has."""
-    camera, divisor = scene.cameras[state.train[row]], image_divisor(state.config.schedule, step)
-    return camera if divisor == 1 else camera.resized(max(1, camera.width // divisor), max(1, camera.height // divisor))
+    return reduced_camera(scene.cameras[state.train[row]], image_divisor(state.config.schedule, step))
 
 
 def step_inputs(

@@ -37,10 +37,21 @@ from splatcli.train.data_parallel import (
 from splatcli.train.densify import Strategy, make_strategy
 from splatcli.train.densify.control import DensityControl
 from splatcli.train.evaluate import Renderer, make_renderer, make_scorer
-from splatcli.train.events import Event, OpacityReset, Probed, Rescheduled, Started, Stepped, Stopped
+from splatcli.train.events import (
+    Alarmed,
+    Event,
+    OpacityReset,
+    Probed,
+    Rescheduled,
+    Started,
+    Stepped,
+    Stopped,
+    ViewsCompared,
+)
 from splatcli.train.forecast import Forecast
 from splatcli.train.metrics_logger import MetricsLogger
 from splatcli.train.monitor import FiniteMonitor, IntersectionMonitor, QualityMonitor, is_recoverable
+from splatcli.train.outlier_views import compares_views, outliers
 from splatcli.train.recovery import Recovery
 from splatcli.train.sharding import gather_geometry, gather_state
 from splatcli.train.start import check_loss_given, new_state, resumed_state
@@ -376,8 +387,10 @@ class Trainer:
         events: list[Event] = []
         sizes_due = state.filter_3d is not None and step % FILTER_3D_EVERY == 0
         limits_due = step % LIMIT_SCALES_EVERY == 0
-        if refines or sizes_due or limits_due:
+        views_due = state.loss is None and compares_views(state.config, len(state.train), step)
+        if refines or sizes_due or limits_due or views_due:
             reported += self.stepper.drain(state)
+        compared = self._compare_views(step) if views_due else []  # before the refinement, which may lower opacities
         if limits_due:
             self.density.limit_scales(state)
         if refines:
@@ -392,7 +405,23 @@ class Trainer:
         if guard.finite_every and step % guard.finite_every == 0:
             raise_on_all(self._shard_group, lambda: self.finite_monitor.check(step, state.gaussians, state.adam))
         alarm = self.intersection_monitor.check(step, self.stepper.isects, state.count)
-        return [*reported, *events, *([] if alarm is None else [alarm])]
+        return [*reported, *compared, *events, *([] if alarm is None else [alarm])]
+
+    def _compare_views(self, step: int) -> list[Event]:
+        """Leave out the training views that do not fit the others after ``step``, and no others any longer.
+
+        Every process of a group renders all views, unless each holds a shard.
+        """
+        state = self.state
+        figures = self.scorer.view_errors(state)
+        if isinstance(figures, Alarmed):
+            return [dataclasses.replace(figures, step=step)]
+        found = outliers(figures, state.config.train.max_view_error)
+        if found.keys() == state.sampler.skipped:
+            return []
+        state.sampler.skip(found)
+        names = {state.cameras[state.train[row]].name: error for row, error in found.items()}
+        return [ViewsCompared(step, names, len(state.train))]
 
     def _drain(self) -> Iterator[Event]:
         yield from self._log(self.drain())

@@ -9,7 +9,10 @@ from pathlib import Path
 import imageio.v3 as imageio
 import numpy as np
 import pytest
+import torch
 
+from splatcli.checkpoint.file import load_checkpoint
+from splatcli.checkpoint.run_dir import find_latest_sound
 from splatcli.cli.run_summary import _misfit_remark
 from splatcli.train.evaluate import misfits, outlier_note
 from splatcli.train.events import ViewScore
@@ -72,25 +75,75 @@ def test_the_end_of_a_run_names_a_view_far_below_the_others(splat: Splat, tmp_pa
     assert f"splat eval {run} --sheet sheet.png" in done.err
 
 
+def with_negatives(scene: Path) -> list[str]:
+    """Copies the sample scene, two of its training images as negatives; returns their names."""
+    shutil.copytree(SAMPLE, scene)
+    images = [sorted((scene / "images").iterdir())[i] for i in (10, 31)]
+    for image in images:
+        imageio.imwrite(image, 255 - imageio.imread(image))
+    return [image.name for image in images]
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 def test_the_end_of_a_run_names_training_views_that_are_of_something_else(
     splat: Splat, tmp_path: Path, batch: int
 ) -> None:
     scene, run = tmp_path / "scene", tmp_path / "run"
-    shutil.copytree(SAMPLE, scene)
-    images = sorted((scene / "images").iterdir())
-    for i in (10, 31):
-        imageio.imwrite(images[i], 255 - imageio.imread(images[i]))
+    names = with_negatives(scene)
     settings = ("-r", "8", "-n", "250", "--cap-max", "5000", "--batch-size", str(batch))
-    done = splat("train", scene, "-o", run, *settings)
+    done = splat("train", scene, "-o", run, *settings, "--set", "train.max_view_error=0")
     assert done.code == 0
     lines = [line for line in done.err.splitlines() if "training views are fitted" in line]
     assert len(lines) == 1
     assert lines[0].startswith("2 of 43 training views are fitted far worse than the others: ")
-    assert [image.name for image in images if image.name in lines[0]] == [images[10].name, images[31].name]
+    assert sorted(lines[0].split()[i] for i in (12, 18)) == names
+    assert "left out" not in done.err
     named = done.err.split(f"splat eval {run} --views ")[1].split()[0]
     seen = splat("eval", run, "--views", named, "--json")
-    assert {view["name"] for view in json.loads(seen.out)["views"]} == {images[10].name, images[31].name}
+    assert {view["name"] for view in json.loads(seen.out)["views"]} == {*names}
+
+
+def test_training_views_of_something_else_are_left_out(splat: Splat, tmp_path: Path) -> None:
+    scene, run = tmp_path / "scene", tmp_path / "run"
+    names = with_negatives(scene)
+    train = ("train", scene, "-r", "8", "-n", "260", "--cap-max", "5000", "--batch-size", "2")
+    done = splat(*train, "-o", run)
+    assert done.code == 0
+    (warned,) = [line for line in done.err.splitlines() if "do not fit the others" in line]
+    assert warned.startswith("warning: step 182: 2 of 43 training views do not fit the others, and are left out: ")
+    assert sorted(warned.rsplit(": ", 1)[1].split(", ")) == names
+    (remark,) = [line for line in done.err.splitlines() if "were left out" in line]
+    assert remark == f"2 of 43 training views were left out, since the others do not show the same: {', '.join(names)}"
+    assert "--set train.max_view_error=0" in done.err
+    assert "fitted far worse" not in done.err
+    named = done.err.split(f"splat eval {run} --views ")[1].split()[0]
+    scores = json.loads(splat("eval", run, "--views", named, "--json").out)["views"]
+    assert sorted(view["name"] for view in scores) == names
+    assert json.loads(splat("info", run, "--json").out)["skipped_views"] == names
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (event,) = [line for line in lines if line["event"] == "views"]
+    assert sorted(event["skipped"]) == names
+    assert min(event["skipped"].values()) > 1.0
+
+    kept = tmp_path / "kept"
+    assert splat(*train, "-o", kept, "--set", "train.max_view_error=0").code == 0
+    quality = [json.loads(splat("eval", one, "--json").out)["psnr"] for one in (run, kept)]
+    assert quality[0] > quality[1]
+    parts = tmp_path / "parts"
+    assert splat(*train, "-o", parts, "--stop-at", "200").code == 0
+    assert splat("resume", parts).code == 0
+    whole, resumed = (load_checkpoint(find_latest_sound(one).path) for one in (run, parts))
+    assert resumed.skipped == whole.skipped == (8, 27)
+    for name, tensor in resumed.gaussians.items():
+        assert torch.equal(tensor, getattr(whole.gaussians, name)), name
+
+
+def test_a_sound_capture_keeps_all_its_views(splat: Splat, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = splat("train", SAMPLE, "-o", run, "-r", "8", "-n", "260", "--cap-max", "5000", "--batch-size", "2")
+    assert done.code == 0
+    assert "left out" not in done.err
+    assert load_checkpoint(find_latest_sound(run).path).skipped == ()
 
 
 @pytest.mark.parametrize(("names", "views"), [(["a,b.jpg", "c.jpg"], "c.jpg"), (["a,b.jpg"], "train")])

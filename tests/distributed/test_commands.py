@@ -22,6 +22,7 @@ from splatcli.cli.ranks import check_sharded
 from splatcli.config import build_config
 from splatcli.distributed.launch import joint_code
 from splatcli.errors import UsageError
+from tests.cli.test_suspicious_views import with_negatives
 from tests.cli.tiny import QUICK, write_scene
 from tests.forked import splat_command
 from tests.native.cases import NEEDS_COMPILER
@@ -67,6 +68,23 @@ def test_a_run_of_two_ranks_is_interrupted_and_goes_on_alone(mode: str, tmp_path
     expected = parameters(tmp_path / "one")
     for name, tensor in parameters(tmp_path / "two").items():
         assert torch.equal(tensor, expected[name]), name
+
+
+@NEEDS_COMPILER
+def test_ranks_leave_out_the_views_that_one_process_does(tmp_path: Path, shell: Callable[..., Done]) -> None:
+    names = with_negatives(tmp_path / "scene")
+    train = ["train", str(tmp_path / "scene"), "-r", "8", "-n", "260", "--cap-max", "5000", "--device", "cpu", "-q"]
+    assert splat([*train, "--batch-size", "2", "-o", str(tmp_path / "one")]) == 0
+    expected = parameters(tmp_path / "one")
+    for mode in ("replicated", "sharded"):
+        run = tmp_path / mode
+        assert shell(" ".join(["splat", *train, "--ranks", "2", "--distributed", mode, "-o", str(run)])).code == 0
+        path = find_latest_sound(run).path
+        assert path is not None
+        checkpoint = load_checkpoint(path)
+        assert [checkpoint.cameras[checkpoint.train[row]].name for row in checkpoint.skipped] == names
+        for name, tensor in parameters(run).items():
+            assert torch.equal(tensor, expected[name]), (mode, name)
 
 
 #: What a rank does on SIGUSR2 in these tests: it raises an unexpected error.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,27 @@ def test_a_restart_goes_on_with_the_same_views(after: int) -> None:
         whole.next()
     restarted = ViewSampler(7, 3, **whole.state())
     assert [whole.next() for _ in range(20)] == [restarted.next() for _ in range(20)]
+
+
+@pytest.mark.parametrize("after", [0, 3, 6, 7, 9, 20])
+def test_skipped_views_never_come_and_the_others_keep_their_order(after: int) -> None:
+    whole, some = ViewSampler(7, 3), ViewSampler(7, 3)
+    some.skip([4, 0])
+    expected = [view for view in (whole.next() for _ in range(70)) if view not in (0, 4)]
+    ahead = some.upcoming(3)
+    assert ahead == expected[: len(ahead)]
+    assert [some.next() for _ in range(after)] == expected[:after]
+    restarted = ViewSampler(7, 3, **some.state(), skipped=some.skipped)
+    assert [restarted.next() for _ in range(20)] == expected[after : after + 20]
+    assert set(restarted.upcoming(7)) <= {1, 2, 3, 5, 6}
+    some.skip([])
+    assert len({some.next() for _ in range(14)}) == 7
+
+
+@pytest.mark.parametrize("skipped", [range(7), [7], [-1]])
+def test_views_that_cannot_be_skipped_are_refused(skipped: Iterable[int]) -> None:
+    with pytest.raises(ValueError, match="views to leave out of 7"):
+        ViewSampler(7, 3).skip(skipped)
 
 
 @pytest.mark.parametrize(("views", "epoch", "position"), [(0, 0, 0), (3, 0, 3), (3, -1, 0), (3, 0, -1)])

@@ -1,0 +1,98 @@
+"""Which training views are outliers, and when they are looked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from splatcli.config import Config, with_settings
+from splatcli.train.image_metrics import ssim
+from splatcli.train.outlier_views import compared_divisor, compares_views, outliers, view_error
+
+GOOD = (0.1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("figures", "found"),
+    [
+        ([GOOD] * 6 + [(0.9, 0.5)], []),  # too few to tell
+        ([GOOD] * 7 + [(0.39, 0.5)], []),  # below the limit of 0.8
+        ([GOOD] * 7 + [(0.41, 0.5)], [7]),
+        ([GOOD] * 8 + [(0.5, 0.5), (0.9, 0.5)], [9, 8]),
+        ([GOOD] * 6 + [(0.9, 0.5)] * 2, [6, 7]),
+        ([GOOD] * 5 + [(0.9, 0.5)] * 3, []),  # more than a quarter
+        ([(0.3, 0.5)] * 7 + [(0.45, 0.5)], []),  # nothing fits: 0.9 is not 1.6 times 0.6
+        ([(0.01, 0.5)] * 7 + [(0.09, 0.05)], []),  # an image without structure
+        ([GOOD] * 7 + [(0.9, 0.0)], [7]),
+    ],
+)
+def test_outliers_are_judged_by_limit_median_and_difference(
+    figures: list[tuple[float, float]], found: list[int]
+) -> None:
+    named = outliers(dict(enumerate(figures)), 0.8)
+    assert [*named] == found
+    for row, error in named.items():
+        assert error == pytest.approx(figures[row][0] / max(figures[row][1], 1e-6))
+
+
+def config(**settings: Any) -> Config:
+    return with_settings(Config(), {name.replace("__", "."): value for name, value in settings.items()})
+
+
+@pytest.mark.parametrize(
+    ("settings", "views", "steps"),
+    [
+        ({}, 100, [12000, 21000]),
+        ({"schedule__lr_steps": 3000}, 100, [1200, 2100]),
+        ({"schedule__lr_steps": 3000}, 300, [2100]),  # 1,200 steps are four passes
+        ({"schedule__lr_steps": 3000, "train__batch_size": 2}, 300, [1200, 2100]),
+        ({"schedule__lr_steps": 3000}, 7, []),
+        ({"schedule__lr_steps": 3000, "train__max_view_error": 0.0}, 100, []),
+        ({"schedule__lr_steps": 3000, "views__pose_opt": True}, 100, []),
+    ],
+)
+def test_views_are_compared_twice(settings: dict[str, Any], views: int, steps: list[int]) -> None:
+    chosen = config(**settings)
+    assert [step for step in range(1, chosen.schedule.lr_steps + 1) if compares_views(chosen, views, step)] == steps
+
+
+def textured(seed: int) -> torch.Tensor:
+    noise = torch.rand(3, 12, 16, generator=torch.Generator().manual_seed(seed))
+    return (
+        torch.nn.functional.interpolate(noise[None], size=(90, 120), mode="bilinear")[0].permute(1, 2, 0).contiguous()
+    )
+
+
+def test_the_error_is_measured_in_that_of_a_shifted_image() -> None:
+    image, other = textured(1), textured(2)
+    one = view_error(image, image, None)
+    assert one is not None
+    assert one[0] == pytest.approx(0.0, abs=1e-6)
+    across, down = ssim(image[:, 1:].contiguous(), image[:, :-1].contiguous()), ssim(image[1:], image[:-1])
+    assert one[1] == pytest.approx(1 - (across + down) / 2, abs=1e-6)
+    wrong = view_error(other, image, None)
+    assert wrong is not None
+    assert wrong[1] == one[1]
+    assert wrong[0] > 5 * wrong[1]
+    darker = view_error(image * 0.7, image, None)  # an exposure that differs
+    assert darker is not None
+    assert darker[0] < 0.15 * wrong[0]
+
+
+def test_masked_pixels_do_not_count() -> None:
+    image, masked = textured(1), torch.zeros(90, 120, dtype=torch.bool)
+    masked[:, 60:] = True
+    spoiled = image.clone()
+    spoiled[:, 60:] = textured(2)[:, 60:]
+    assert view_error(spoiled, image, masked) == view_error(image, image, masked)
+    assert view_error(image, image, torch.ones_like(masked)) is None
+    masked[:, 1:] = True  # nothing is left beside its shifted self
+    assert view_error(image, image, masked) is None
+    assert view_error(image[:1], image[:1], None) is None
+
+
+@pytest.mark.parametrize(("size", "divisor"), [((1, 1), 1), ((320, 240), 1), ((321, 240), 2), ((1600, 1200), 8)])
+def test_large_images_are_compared_at_a_smaller_size(size: tuple[int, int], divisor: int) -> None:
+    assert compared_divisor(*size) == divisor
