@@ -601,7 +601,12 @@ def describe_event(event: Event) -> str | None:
         case ViewsCompared() if event.skipped:
             few = len(event.skipped) == 1
             which = f"{len(event.skipped)} of {event.num_train} training views {'does' if few else 'do'} not fit"
-            named = named_views([*event.skipped])
+            named = named_views(
+                [
+                    f"{name} ({view.gain:.2f} times as bright)" if view.has_other_exposure else name
+                    for name, view in event.skipped.items()
+                ]
+            )
             return f"warning: step {event.step}: {which} the others, and {'is' if few else 'are'} left out: {named}"
         case ViewsCompared():
             return f"step {event.step}: all {event.num_train} training views are used again"

@@ -68,8 +68,8 @@ def _skipped_remark(names: Sequence[str], views: int, run: str) -> str:
     return (
         f"\n{len(names)} of {views} training views {verb} left out, since the others do not show the same: "
         f"{named_views(names)}\n"
-        f"  help: {_show_views(names, run)}; remove images of something else, refine wrong poses with --pose-opt, or "
-        "keep all with --set train.max_view_error=0"
+        f"  help: {_show_views(names, run)}; remove images of something else, refine wrong poses with --pose-opt, "
+        "learn other exposures with --exposure, or keep all with --set train.max_view_error=0"
     )
 
 

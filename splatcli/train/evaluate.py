@@ -26,7 +26,7 @@ from splatcli.scene.scene import Scene
 from splatcli.train.backgrounds import BACKGROUNDS, evaluation_background
 from splatcli.train.events import Alarmed, Evaluated, Probed, ViewScore
 from splatcli.train.image_metrics import psnr, quantised, ssim
-from splatcli.train.outlier_views import compared_divisor, view_error
+from splatcli.train.outlier_views import ViewError, compared_divisor, view_error
 from splatcli.train.state import TrainState
 from splatcli.train.training_images import TrainingImage, reduced_camera, tensor_of
 
@@ -174,7 +174,7 @@ def _split(config: Config, scene: Scene) -> str:
     return f"of the views in name order, those whose index {every} divides are held out"
 
 
-#: Figures of a view that processes exchange, beside a flag whether there are any.
+#: Figures of a view that processes exchange, at most.
 MEASURES = 3
 
 
@@ -252,13 +252,13 @@ class Scorer:
         mean = sum(values) / len(values) if values else math.nan
         return Probed(state.step, mean, state.count)
 
-    def view_errors(self, state: TrainState) -> dict[int, Sequence[float]] | Alarmed:
+    def view_errors(self, state: TrainState) -> dict[int, ViewError] | Alarmed:
         """Return the view_error() of the training views by row; of those that are masked as a whole there is none."""
         cameras = [state.per_view_params.camera(row, self.scene.cameras[view]) for row, view in enumerate(state.train)]
         cameras = [reduced_camera(camera, compared_divisor(camera.width, camera.height)) for camera in cameras]
         try:
             measured = self._measure(state, cameras, lambda row, image: self._view_error(state, row, image))
-            return {row: figures[:2] for row, figures in enumerate(measured) if figures is not None}
+            return {row: ViewError(*figures) for row, figures in enumerate(measured) if figures is not None}
         except Exception as error:
             problem = _as_scoring_problem(error)
             return Alarmed(state.step, "evaluation", f"the training views could not be compared: {problem.what}")
@@ -318,9 +318,10 @@ class ShardedScorer(Scorer):
                     found = measure(first + group.rank, image)
             except Exception as error:
                 problem = error
-            numbers = [0.0] * MEASURES if found is None else [1.0, *found, *[0.0] * (MEASURES - 1 - len(found))]
+            figures = [] if found is None else [*found]
+            numbers = [float(len(figures)), *figures, *[0.0] * (MEASURES - len(figures))]
             results = group.all_gather_scalars("a score", numbers, problem)
-            yield from (row[1:] if row[0] else None for row in results[: len(batch)])
+            yield from (row[1 : 1 + int(row[0])] if row[0] else None for row in results[: len(batch)])
 
 
 def make_scorer(scene: Scene, renderer: Renderer, engine: object) -> Scorer:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from splatcli.train.outlier_views import ViewError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,12 @@ class Capped:
 class ViewsCompared:
     """The training views were compared, and other ones are left out from now on than before.
 
-    skipped: the errors of the views that are left out (train/outlier_views.py), by name, largest first. num_train: all
-    training views.
+    skipped: by name, how the views that are left out differ from their images, (difference, of_shift, gain) of
+    train/outlier_views.py, largest first. num_train: all training views.
     """
 
     step: int
-    skipped: dict[str, float]
+    skipped: dict[str, ViewError]
     num_train: int
 
 

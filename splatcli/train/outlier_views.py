@@ -1,14 +1,15 @@
-"""Training views that do not fit the others: images of something else, wrong poses. They are left out of training.
+"""Training views that do not fit the others: images of something else, wrong poses, quite other exposures.
 
-Twice in a run every training view is rendered and compared with its image (``train.max_view_error``). A view that the
-others contradict differs from its image about as much as an image that is slightly shifted differs from itself; that
-takes into account how much structure the image has. Differences of exposure hardly count.
+Twice in a run every training view is rendered and compared with its image, and the outliers are left out of the steps
+that follow (``train.max_view_error``). A view that the others contradict differs from its image about as much as an
+image that is slightly shifted differs from itself; that takes into account how much structure the image has.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -22,10 +23,34 @@ MIN_PASSES, MIN_VIEWS = 5, 8
 #: How many times the median error an outlier has, and how large its 1 - SSIM is, at least. The first spares captures
 #: that no view fits, the second views without structure.
 MIN_FACTOR, MIN_DIFFERENCE = 1.6, 0.1
+#: An image is an outlier, too, that is so many times as bright as its render, or as dark. In sound captures whose
+#: exposure varies an image reaches 1.14.
+MAX_GAIN = 1.3
 #: The largest part of the views that is left out. With more, it is not clear which of them are wrong.
 MOST = 0.25
 #: The shift, as a part of the longer side, and pixels of that side at most.
 SHIFT, SIDE = 0.01, 320
+
+
+class ViewError(NamedTuple):
+    """How a render of a training view differs from its image.
+
+    difference: 1 - SSIM of both. of_shift: that of the image and itself shifted by SHIFT, the mean of both directions.
+    gain: the factor of the render that brings it nearest to the image.
+    """
+
+    difference: float
+    of_shift: float
+    gain: float
+
+    @property
+    def error(self) -> float:
+        """The difference in those of the shifted image."""
+        return self.difference / max(self.of_shift, 1e-6)
+
+    @property
+    def has_other_exposure(self) -> bool:
+        return not 1.0 / MAX_GAIN <= self.gain <= MAX_GAIN
 
 
 def compares_views(config: Config, views: int, step: int) -> bool:
@@ -40,26 +65,25 @@ def compares_views(config: Config, views: int, step: int) -> bool:
     return passes >= MIN_PASSES and step in {round(part * config.schedule.lr_steps) for part in CHECKS}
 
 
-def outliers(figures: Mapping[int, Sequence[float]], limit: float) -> dict[int, float]:
-    """Return the errors of the outliers by row, largest first; empty where they are too many.
-
-    figures: (difference, of_shift) of view_error() by row; the error is their quotient. limit: of the error.
-    """
-    if len(figures) < MIN_VIEWS:
+def outliers(errors: Mapping[int, ViewError], limit: float) -> dict[int, ViewError]:
+    """Return those of the outliers by row, largest first; empty where they are too many. limit: of the error."""
+    if len(errors) < MIN_VIEWS:
         return {}
-    errors = {row: difference / max(of_shift, 1e-6) for row, (difference, of_shift) in figures.items()}
-    least = max(limit, MIN_FACTOR * statistics.median(errors.values()))
-    found = {row: error for row, error in errors.items() if error > least and figures[row][0] > MIN_DIFFERENCE}
-    if len(found) > MOST * len(figures):
+    least = max(limit, MIN_FACTOR * statistics.median(view.error for view in errors.values()))
+    found = {
+        row: view
+        for row, view in errors.items()
+        if view.has_other_exposure or (view.error > least and view.difference > MIN_DIFFERENCE)
+    }
+    if len(found) > MOST * len(errors):
         return {}
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+    return dict(sorted(found.items(), key=lambda item: (-item[1].error, item[0])))
 
 
-def view_error(image: Tensor, target: Tensor, masked: Tensor | None) -> tuple[float, float] | None:
-    """Return (difference, of_shift) of a render of a training view; None where no pixel counts.
+def view_error(image: Tensor, target: Tensor, masked: Tensor | None) -> ViewError | None:
+    """Return how a render of a training view differs from its image, None where no pixel counts.
 
-    image, target: [H, W, 3] float32 in 0..1. masked: [H, W] bool, pixels that do not count. difference: 1 - SSIM of
-    both; of_shift: that of the target and itself shifted by SHIFT, the mean of both directions.
+    image, target: [H, W, 3] float32 in 0..1, the render and the image. masked: [H, W] bool, pixels that do not count.
     """
     height, width = target.shape[:2]
     step = max(1, round(SHIFT * max(height, width)))
@@ -74,7 +98,12 @@ def view_error(image: Tensor, target: Tensor, masked: Tensor | None) -> tuple[fl
     if any(mask is not None and bool(mask.all()) for _, _, mask in pairs):
         return None
     difference, *of_shifts = (1.0 - ssim(one, other, mask) for one, other, mask in pairs)
-    return difference, statistics.fmean(of_shifts)
+    kept = slice(None) if masked is None else ~masked
+    shown, wanted = image[kept].double(), target[kept].double()
+    power = float((shown * shown).sum())
+    # A render that is black says nothing of exposures.
+    gain = float((shown * wanted).sum()) / power if power > 1e-4 * shown.numel() else 1.0
+    return ViewError(difference, statistics.fmean(of_shifts), gain)
 
 
 def compared_divisor(width: int, height: int) -> int:

@@ -9,32 +9,34 @@ import torch
 
 from splatcli.config import Config, with_settings
 from splatcli.train.image_metrics import ssim
-from splatcli.train.outlier_views import compared_divisor, compares_views, outliers, view_error
+from splatcli.train.outlier_views import ViewError, compared_divisor, compares_views, outliers, view_error
 
-GOOD = (0.1, 0.5)
+GOOD = (0.1, 0.5, 1.0)
 
 
 @pytest.mark.parametrize(
     ("figures", "found"),
     [
-        ([GOOD] * 6 + [(0.9, 0.5)], []),  # too few to tell
-        ([GOOD] * 7 + [(0.39, 0.5)], []),  # below the limit of 0.8
-        ([GOOD] * 7 + [(0.41, 0.5)], [7]),
-        ([GOOD] * 8 + [(0.5, 0.5), (0.9, 0.5)], [9, 8]),
-        ([GOOD] * 6 + [(0.9, 0.5)] * 2, [6, 7]),
-        ([GOOD] * 5 + [(0.9, 0.5)] * 3, []),  # more than a quarter
-        ([(0.3, 0.5)] * 7 + [(0.45, 0.5)], []),  # nothing fits: 0.9 is not 1.6 times 0.6
-        ([(0.01, 0.5)] * 7 + [(0.09, 0.05)], []),  # an image without structure
-        ([GOOD] * 7 + [(0.9, 0.0)], [7]),
+        ([GOOD] * 6 + [(0.9, 0.5, 1.0)], []),  # too few to tell
+        ([GOOD] * 7 + [(0.39, 0.5, 1.0)], []),  # below the limit of 0.8
+        ([GOOD] * 7 + [(0.41, 0.5, 1.0)], [7]),
+        ([GOOD] * 8 + [(0.5, 0.5, 1.0), (0.9, 0.5, 1.0)], [9, 8]),
+        ([GOOD] * 6 + [(0.9, 0.5, 1.0)] * 2, [6, 7]),
+        ([GOOD] * 5 + [(0.9, 0.5, 1.0)] * 3, []),  # more than a quarter
+        ([(0.3, 0.5, 1.0)] * 7 + [(0.45, 0.5, 1.0)], []),  # nothing fits: 0.9 is not 1.6 times 0.6
+        ([(0.01, 0.5, 1.0)] * 7 + [(0.09, 0.05, 1.0)], []),  # an image without structure
+        ([GOOD] * 7 + [(0.9, 0.0, 1.0)], [7]),
+        ([GOOD] * 7 + [(0.1, 0.5, 1.29), (0.1, 0.5, 0.78)], []),  # exposures that vary
+        ([GOOD] * 7 + [(0.1, 0.5, 1.31), (0.2, 0.5, 0.76)], [8, 7]),
     ],
 )
-def test_outliers_are_judged_by_limit_median_and_difference(
-    figures: list[tuple[float, float]], found: list[int]
+def test_outliers_are_judged_by_limit_median_difference_and_gain(
+    figures: list[tuple[float, float, float]], found: list[int]
 ) -> None:
-    named = outliers(dict(enumerate(figures)), 0.8)
+    views = {row: ViewError(*view) for row, view in enumerate(figures)}
+    named = outliers(views, 0.8)
     assert [*named] == found
-    for row, error in named.items():
-        assert error == pytest.approx(figures[row][0] / max(figures[row][1], 1e-6))
+    assert named == {row: views[row] for row in found}
 
 
 def config(**settings: Any) -> Config:
@@ -69,23 +71,29 @@ def test_the_error_is_measured_in_that_of_a_shifted_image() -> None:
     image, other = textured(1), textured(2)
     one = view_error(image, image, None)
     assert one is not None
-    assert one[0] == pytest.approx(0.0, abs=1e-6)
+    assert one.difference == pytest.approx(0.0, abs=1e-6)
+    assert one.gain == pytest.approx(1.0)
+    assert one.error == pytest.approx(0.0, abs=1e-5)
     across, down = ssim(image[:, 1:].contiguous(), image[:, :-1].contiguous()), ssim(image[1:], image[:-1])
-    assert one[1] == pytest.approx(1 - (across + down) / 2, abs=1e-6)
+    assert one.of_shift == pytest.approx(1 - (across + down) / 2, abs=1e-6)
     wrong = view_error(other, image, None)
     assert wrong is not None
-    assert wrong[1] == one[1]
-    assert wrong[0] > 5 * wrong[1]
-    darker = view_error(image * 0.7, image, None)  # an exposure that differs
+    assert wrong.of_shift == one.of_shift
+    assert wrong.error > 5
+    darker = view_error(image, image * 0.7, None)
     assert darker is not None
-    assert darker[0] < 0.15 * wrong[0]
+    assert darker.gain == pytest.approx(0.7)
+    assert darker.difference < 0.15 * wrong.difference
+    black = view_error(torch.zeros_like(image), image, None)
+    assert black is not None
+    assert black.gain == 1.0
 
 
 def test_masked_pixels_do_not_count() -> None:
     image, masked = textured(1), torch.zeros(90, 120, dtype=torch.bool)
     masked[:, 60:] = True
     spoiled = image.clone()
-    spoiled[:, 60:] = textured(2)[:, 60:]
+    spoiled[:, 60:] = textured(2)[:, 60:] * 0.5
     assert view_error(spoiled, image, masked) == view_error(image, image, masked)
     assert view_error(image, image, torch.ones_like(masked)) is None
     masked[:, 1:] = True  # nothing is left beside its shifted self
