@@ -132,6 +132,7 @@ def build_manifest(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> Manife
             strategy={k: v for k, v in checkpoint.strategy.items() if not isinstance(v, Tensor)},
             sampler={key: int(value) for key, value in checkpoint.sampler.items()},
             skipped=[int(row) for row in checkpoint.skipped],
+            comparisons=int(checkpoint.comparisons),
             loss=checkpoint.loss,
         ),
     )
@@ -176,6 +177,7 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
         rng=_under("rng.", tensors),
         sampler=dict(manifest.train.sampler),
         skipped=tuple(manifest.train.skipped),
+        comparisons=manifest.train.comparisons,
         config=_config(manifest, where),
         cameras=cameras,
         train=list(manifest.train_views),

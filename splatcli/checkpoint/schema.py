@@ -198,6 +198,8 @@ class TrainSpec(_Part):
     sampler: dict[str, _Whole]
     #: Optional: rows of train_views that training leaves out; a reader without it renders the same images.
     skipped: list[Annotated[int, Field(ge=0)]] = []
+    #: Optional: how many times the views were compared to find those.
+    comparisons: int = Field(default=0, ge=0, le=MAX_COUNT)
     #: Optional: the name of the caller's loss function; a reader without it renders the same images.
     loss: str | None = None
 

@@ -50,6 +50,7 @@ class Checkpoint:
     rng: states of torch generators, uint8 [S], by name.
     sampler: the position of the ViewSampler.
     skipped: rows of ``train`` that training leaves out (train/outlier_views.py).
+    comparisons: how many times the training views were compared to find them.
     cameras: every camera at the training resolution, as the scene gave it; train and test index into them.
     views: per-view parameters, [T, ...] with a row for each training view (VIEW_TABLES of the schema).
     filter_3d: [N] float32, sizes of the Gaussians' 3D filter in world units; None without one.
@@ -76,6 +77,7 @@ class Checkpoint:
     test: list[int]
     dataset: DatasetInfo
     skipped: tuple[int, ...] = ()
+    comparisons: int = 0
     views: dict[str, Tensor] = field(default_factory=dict)
     filter_3d: Tensor | None = None
     effective_views: Tensor | None = None

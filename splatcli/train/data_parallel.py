@@ -122,7 +122,7 @@ def digests(state: TrainState) -> tuple[int, int]:
     of_rows: list[int] = torch.stack([_row_sum(tensor, first).to(device) for tensor in rows]).tolist()
     rest = [int(_row_sum(tensor)) for tensor in state.per_view_params.stored().values()]
     rest += [int(_row_sum(generator.get_state())) for generator in state.generators.values()]
-    rest += [state.sampler.epoch, state.sampler.position, *sorted(state.sampler.skipped)]
+    rest += [state.sampler.epoch, state.sampler.position, state.comparisons, *sorted(state.sampler.skipped)]
     return _weighted(of_rows, 0), _weighted(rest, len(rows))
 
 

@@ -53,16 +53,17 @@ class ViewError(NamedTuple):
         return not 1.0 / MAX_GAIN <= self.gain <= MAX_GAIN
 
 
-def compares_views(config: Config, views: int, step: int) -> bool:
-    """Return whether a run with so many training views compares them after step number ``step``.
+def comparisons_due(config: Config, views: int, step: int) -> int:
+    """Return how many times a run with so many training views has to have compared them after step number ``step``.
 
-    A run that optimises poses does not.
+    A run that optimises poses does not. One of a length that changes compares as soon as a part of its steps is done.
     """
     train = config.train
     if train.max_view_error == 0.0 or config.views.pose_opt or views < MIN_VIEWS:
-        return False
-    passes = step * train.batch_size / views
-    return passes >= MIN_PASSES and step in {round(part * config.schedule.lr_steps) for part in CHECKS}
+        return 0
+    if step * train.batch_size < MIN_PASSES * views:
+        return 0
+    return sum(step >= part * config.schedule.lr_steps for part in CHECKS)
 
 
 def outliers(errors: Mapping[int, ViewError], limit: float) -> dict[int, ViewError]:

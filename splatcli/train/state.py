@@ -51,6 +51,7 @@ class TrainState:
     effective_views: [N] effective numbers of training views that show each Gaussian, at the end of a run; None before,
         and without damping (train/view_dependence.py).
     sh_change: [N, 1 + K, 3] what the end of a run with ``train.sh_prior`` adds to sh0 and shN instead; else None.
+    comparisons: how many times the training views were compared (train/outlier_views.py).
     loss: the name of the caller's loss function; None: that of the settings.
     shard: the rows of the run that these are, where each process holds a shard; None: all.
     origin: digest of all rows when the shards were cut; it has to be the same in all processes.
@@ -71,6 +72,7 @@ class TrainState:
     filter_3d: Tensor | None = None
     effective_views: Tensor | None = None
     sh_change: Tensor | None = None
+    comparisons: int = 0
     loss: str | None = None
     shard: Shard | None = None
     origin: int = 0
@@ -155,6 +157,7 @@ class TrainState:
             filter_3d=None if self.filter_3d is None else self.filter_3d.cpu(),
             effective_views=None if self.effective_views is None else self.effective_views.cpu(),
             sh_change=None if self.sh_change is None else self.sh_change.cpu(),
+            comparisons=self.comparisons,
             loss=self.loss,
         )
 
@@ -196,6 +199,7 @@ class TrainState:
             filter_3d=columns.get("filter_3d"),
             effective_views=columns.get("effective_views"),
             sh_change=columns.get("sh_change"),
+            comparisons=checkpoint.comparisons,
             loss=checkpoint.loss,
         )
 

@@ -51,7 +51,7 @@ from splatcli.train.events import (
 from splatcli.train.forecast import Forecast
 from splatcli.train.metrics_logger import MetricsLogger
 from splatcli.train.monitor import FiniteMonitor, IntersectionMonitor, QualityMonitor, is_recoverable
-from splatcli.train.outlier_views import compares_views, outliers
+from splatcli.train.outlier_views import comparisons_due, outliers
 from splatcli.train.recovery import Recovery
 from splatcli.train.sharding import gather_geometry, gather_state
 from splatcli.train.start import check_loss_given, new_state, resumed_state
@@ -387,10 +387,12 @@ class Trainer:
         events: list[Event] = []
         sizes_due = state.filter_3d is not None and step % FILTER_3D_EVERY == 0
         limits_due = step % LIMIT_SCALES_EVERY == 0
-        views_due = state.loss is None and compares_views(state.config, len(state.train), step)
+        due = comparisons_due(state.config, len(state.train), step) if state.loss is None else 0
+        views_due = due > state.comparisons
         if refines or sizes_due or limits_due or views_due:
             reported += self.stepper.drain(state)
         compared = self._compare_views(step) if views_due else []  # before the refinement, which may lower opacities
+        state.comparisons = max(due, state.comparisons)
         if limits_due:
             self.density.limit_scales(state)
         if refines:

@@ -204,6 +204,7 @@ def test_every_part_of_a_checkpoint_counts_in_its_digest() -> None:
     other.filter_3d, other.effective_views = torch.ones(5), torch.ones(5)
     other.sh_change = torch.ones(5, 1, 3)
     other.writer, other.loss, other.skipped = {"version": "0.0.1"}, "mine", (1,)
+    other.comparisons = 1
     for field in dataclasses.fields(Checkpoint):
         changed = dataclasses.replace(original, **{field.name: getattr(other, field.name)})
         assert bit_flips.digest(changed) != bit_flips.digest(original), field.name

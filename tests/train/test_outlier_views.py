@@ -9,7 +9,7 @@ import torch
 
 from splatcli.config import Config, with_settings
 from splatcli.train.image_metrics import ssim
-from splatcli.train.outlier_views import ViewError, compared_divisor, compares_views, outliers, view_error
+from splatcli.train.outlier_views import ViewError, compared_divisor, comparisons_due, outliers, view_error
 
 GOOD = (0.1, 0.5, 1.0)
 
@@ -48,7 +48,8 @@ def config(**settings: Any) -> Config:
     [
         ({}, 100, [12000, 21000]),
         ({"schedule__lr_steps": 3000}, 100, [1200, 2100]),
-        ({"schedule__lr_steps": 3000}, 300, [2100]),  # 1,200 steps are four passes
+        ({"schedule__lr_steps": 3000}, 300, [1500, 2100]),  # after five passes
+        ({"schedule__lr_steps": 3000}, 500, [2500]),
         ({"schedule__lr_steps": 3000, "train__batch_size": 2}, 300, [1200, 2100]),
         ({"schedule__lr_steps": 3000}, 7, []),
         ({"schedule__lr_steps": 3000, "train__max_view_error": 0.0}, 100, []),
@@ -57,7 +58,14 @@ def config(**settings: Any) -> Config:
 )
 def test_views_are_compared_twice(settings: dict[str, Any], views: int, steps: list[int]) -> None:
     chosen = config(**settings)
-    assert [step for step in range(1, chosen.schedule.lr_steps + 1) if compares_views(chosen, views, step)] == steps
+    due = [comparisons_due(chosen, views, step) for step in range(chosen.schedule.lr_steps + 1)]
+    assert [step for step in range(1, len(due)) if due[step] > due[step - 1]] == steps
+
+
+def test_a_shorter_schedule_brings_the_comparisons_forward() -> None:
+    long, short = config(schedule__lr_steps=3000), config(schedule__lr_steps=2000)
+    assert comparisons_due(long, 100, 1000) == 0
+    assert comparisons_due(short, 100, 1000) == 1
 
 
 def textured(seed: int) -> torch.Tensor:
