@@ -57,7 +57,7 @@ from splatcli.train.events import Alarmed, Evaluated, Event, Refined, RolledBack
 from splatcli.train.init import resolve_init
 from splatcli.train.run_scene import data_to_resume
 from splatcli.train.start import check_loss_given
-from splatcli.train.state import TrainState, flushed
+from splatcli.train.state import TrainState, gaussians_to_render
 from splatcli.train.trainer import Trainer as EngineTrainer
 
 _log = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ class Model:
     def of_checkpoint(cls, checkpoint: Checkpoint, path: Path, device: str | torch.device = "cpu") -> Model:
         """Return the model of a loaded checkpoint."""
         return cls(
-            flushed(checkpoint).to(device),
+            gaussians_to_render(checkpoint).to(device),
             path,
             "checkpoint",
             checkpoint.step,
@@ -610,7 +610,7 @@ class Trainer:
         for row, view in enumerate(state.train):
             cameras[view] = state.per_view_params.camera(row, cameras[view])
         return Model(
-            state.flushed(),
+            state.gaussians_to_render(),
             origin="a run",
             step=state.step,
             cameras=tuple(cameras),

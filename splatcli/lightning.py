@@ -114,7 +114,7 @@ class SplatModule(pl.LightningModule):
                 "there are no Gaussians before a fit", remedy="call fit() or validate() of Lightning's Trainer"
             )
         self.run.drain()
-        return self.run.state.flushed()
+        return self.run.state.gaussians_to_render()
 
     def setup(self, stage: str) -> None:
         """Start the run, or resume that of a checkpoint.

@@ -238,7 +238,7 @@ def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
     from splatcli.formats.ply import Seal, write_ply_parts
     from splatcli.output_files import make_parent_folder
     from splatcli.train.merge import own_rows
-    from splatcli.train.state import flushed
+    from splatcli.train.state import gaussians_to_render
 
     if target.suffix.lower() != ".ply":
         raise UsageError(
@@ -252,7 +252,7 @@ def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
         for block, path in enumerate(last):
             checkpoint = _loaded(path)
             rows = own_rows(checkpoint, grid, block)
-            yield flushed(checkpoint).map(lambda tensor, rows=rows: tensor[rows])  # type: ignore[misc]
+            yield gaussians_to_render(checkpoint).map(lambda tensor, rows=rows: tensor[rows])  # type: ignore[misc]
 
     counts, degrees, seal = [], set(), Seal()
     for part in parts():

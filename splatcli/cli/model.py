@@ -160,7 +160,7 @@ def _load_model(
     from splatcli.checkpoint.file import load_checkpoint
     from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
     from splatcli.formats.registry import import_model, is_own_checkpoint
-    from splatcli.train.state import flushed
+    from splatcli.train.state import gaussians_to_render
 
     import_options = import_options or ImportOptions()
     if echo is not None:
@@ -174,7 +174,9 @@ def _load_model(
             )
         checkpoint = load_checkpoint(path)
         antialiased = checkpoint.config.train.antialiased
-        return Model(path, "checkpoint", flushed(checkpoint).to(device), checkpoint, antialiased=antialiased)
+        return Model(
+            path, "checkpoint", gaussians_to_render(checkpoint).to(device), checkpoint, antialiased=antialiased
+        )
     model = import_model(path, lenient=import_options.lenient)
     gaussians, notes = to_gaussians(model, import_options, path, cameras)
     if echo is not None:

@@ -78,7 +78,7 @@ def refine(gaussians: Gaussians, checkpoint: Checkpoint, scene: Scene, steps: in
     monitor.check(state.step, state.gaussians, state.adam)
     monitor.finish()
     state.settle_view_dependence()
-    return state.flushed().map(torch.Tensor.detach).to("cpu")
+    return state.gaussians_to_render().map(torch.Tensor.detach).to("cpu")
 
 
 def _settings(config: Config, sh_degree: int, steps: int) -> Config:

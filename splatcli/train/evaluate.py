@@ -269,7 +269,7 @@ class Scorer:
         """Yield ``measure(i, image)`` of the image of each camera i."""
         if not cameras:
             return
-        gaussians = state.flushed()
+        gaussians = state.gaussians_to_render()
         for i, camera in enumerate(cameras):
             with torch.no_grad():
                 image = self.renderer(gaussians, camera, **_render_settings(state))
@@ -308,7 +308,7 @@ class ShardedScorer(Scorer):
     ) -> Iterator[Sequence[float] | None]:
         if not cameras:
             return
-        group, gaussians = self.engine.group, state.flushed()
+        group, gaussians = self.engine.group, state.gaussians_to_render()
         for first in range(0, len(cameras), group.size):
             batch = cameras[first : first + group.size]
             image, problem = self.engine.render(gaussians, batch, **_render_settings(state))

@@ -86,10 +86,10 @@ class TrainState:
         """Return the SH degree that the last step used."""
         return active_sh_degree(self.config.schedule, self.gaussians.sh_degree, self.step)
 
-    def flushed(self) -> Gaussians:
+    def gaussians_to_render(self) -> Gaussians:
         """Return the Gaussians to render: shN of this step, damped, 3D filter applied. The state stays as it is."""
         columns = (self.filter_3d, self.effective_views, self.sh_change)
-        return _rendered(self.gaussians, self.adam, self.config, *columns)
+        return _to_render(self.gaussians, self.adam, self.config, *columns)
 
     def settle_view_dependence(
         self, geometry: Gaussians | None = None, sizes: Tensor | None = None, group: ProcessGroup | None = None
@@ -250,24 +250,24 @@ def _adam(checkpoint: Checkpoint) -> AdamState:
     return AdamState(first, second, checkpoint.adam_step, optim.beta1, optim.beta2, optim.eps, steps, size_power=power)
 
 
-def flushed(checkpoint: Checkpoint) -> Gaussians:
+def gaussians_to_render(checkpoint: Checkpoint) -> Gaussians:
     """Return the Gaussians of a checkpoint to render or to export: shN of its step, damped, 3D filter applied."""
     known = checkpoint.moments is not None and checkpoint.sh_last_step is not None
     adam = _adam(checkpoint) if known else None
     columns = (checkpoint.filter_3d, checkpoint.effective_views, checkpoint.sh_change)
-    return _rendered(checkpoint.gaussians, adam, checkpoint.config, *columns)
+    return _to_render(checkpoint.gaussians, adam, checkpoint.config, *columns)
 
 
 def sh_change_of(checkpoint: Checkpoint) -> Tensor:
     """Return [N, 1 + K, 3], what the Gaussians to render add to the trained sh0 and shN of a checkpoint."""
     if checkpoint.sh_change is not None:
         return checkpoint.sh_change
-    trained = flushed(replace(checkpoint, filter_3d=None, effective_views=None))
-    shown = flushed(replace(checkpoint, filter_3d=None))
+    trained = gaussians_to_render(replace(checkpoint, filter_3d=None, effective_views=None))
+    shown = gaussians_to_render(replace(checkpoint, filter_3d=None))
     return torch.cat([(shown.sh0 - trained.sh0)[:, None], shown.shN - trained.shN], dim=1)
 
 
-def _rendered(
+def _to_render(
     trained: Gaussians,
     adam: AdamState | None,
     config: Config,

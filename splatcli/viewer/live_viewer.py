@@ -87,7 +87,9 @@ class StateRenderer:
             config = self.state.config
             background = BACKGROUNDS[evaluation_background(config)]
             settings = RenderSettings(background, config.train.antialiased)
-            self._renderers[with_normals] = ModelRenderer(self.state.flushed(), settings, with_normals=with_normals)
+            self._renderers[with_normals] = ModelRenderer(
+                self.state.gaussians_to_render(), settings, with_normals=with_normals
+            )
         maps = self._renderers[with_normals].render_maps(replace(wanted.camera, near=self._near))
         known = maps.depth[maps.alpha >= _COVERED] if wanted.kind == "depth" else np.empty(0)
         near, far = np.percentile(known, NEAR_FAR) if known.size else (1.0, 1.0)

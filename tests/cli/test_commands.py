@@ -19,7 +19,7 @@ from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.cli import run_training
 from splatcli.scene.camera import NEAR
-from splatcli.train.state import flushed
+from splatcli.train.state import gaussians_to_render
 from tests.cli.tiny import HEIGHT, QUICK, VIEWS, WIDTH, add_points, write_scene
 from tests.formats.made import read_ply
 from tests.running import Splat
@@ -349,7 +349,7 @@ class TestExport:
     def test_a_ply_holds_the_raw_parameters(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
         done = splat("export", finished_run, "-o", tmp_path / "x.ply")
         assert done.lines == [str(tmp_path / "x.ply")]
-        before = flushed(load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt"))
+        before = gaussians_to_render(load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt"))
         for (name, x), (_, y) in zip(before.items(), read_ply(tmp_path / "x.ply").items(), strict=True):
             assert torch.equal(x, y), name
 

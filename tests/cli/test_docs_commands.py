@@ -28,7 +28,7 @@ from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.foreign.imported import Columns
 from splatcli.checkpoint.run_dir import find_latest_sound
 from splatcli.cli.commands import app, run
-from splatcli.train.state import flushed
+from splatcli.train.state import gaussians_to_render
 from tests.checkpoint.foreign.made import write
 from tests.cli.tiny import HEIGHT, QUICK, WIDTH, add_points
 from tests.native.cases import NEEDS_COMPILER
@@ -151,7 +151,7 @@ def prepared(
 
     latest = find_latest_sound(finished_run).path
     assert latest is not None
-    model = flushed(load_checkpoint(latest))
+    model = gaussians_to_render(load_checkpoint(latest))
     tables = Columns(model.means, model.quats, model.log_scales, model.logit_opacities, model.sh0, model.shN)
     write("inria", tables, folder).rename(folder / "chkpnt30000.pth")
     (folder / "results/garden/ckpts").mkdir(parents=True)

@@ -14,7 +14,7 @@ from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.checkpoint.run_dir import find_latest_sound
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.formats.ply import write_ply_file
-from splatcli.train.state import flushed
+from splatcli.train.state import gaussians_to_render
 from tests.cli.tiny import QUICK
 from tests.formats.made import read_ply, scene
 from tests.native.cases import NEEDS_COMPILER
@@ -66,7 +66,7 @@ def test_what_stays_keeps_its_bits_in_every_part_of_the_state(
     words: tuple[str, ...], stays: Callable[..., Tensor], splat: Splat, run: Path, tmp_path: Path
 ) -> None:
     before = newest(run)
-    rows = stays(flushed(before))
+    rows = stays(gaussians_to_render(before))
     done = splat("edit", run, *words, "-o", tmp_path / "new" / "edited.pt", "--json")
     assert done.code == 0, done.err
     assert done.objects[-1]["num_gaussians"] == int(rows.sum()) > 0

@@ -17,7 +17,7 @@ import torch
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.foreign.imported import Columns
 from splatcli.checkpoint.run_dir import find_latest_sound
-from splatcli.train.state import flushed
+from splatcli.train.state import gaussians_to_render
 from tests.checkpoint.foreign.made import WRITERS, activated, tables_of, write, write_gsplat
 from tests.cli.tiny import QUICK, WIDTH
 from tests.formats.made import read_ply
@@ -33,7 +33,7 @@ def trained(finished_run: Path) -> Columns:
     """The Gaussians of the finished run, whose scales are partly below zero."""
     latest = find_latest_sound(finished_run).path
     assert latest is not None
-    gaussians = flushed(load_checkpoint(latest))
+    gaussians = gaussians_to_render(load_checkpoint(latest))
     tables = Columns(
         means=gaussians.means,
         quats=gaussians.quats,

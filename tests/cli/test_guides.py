@@ -16,7 +16,7 @@ import pytest
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.foreign.imported import Columns
 from splatcli.checkpoint.run_dir import find_latest_sound
-from splatcli.train.state import flushed
+from splatcli.train.state import gaussians_to_render
 from tests.checkpoint.foreign.made import write
 from tests.cli.tiny import QUICK, add_points, write_scene
 from tests.forked import splat_command
@@ -156,7 +156,7 @@ def tables(finished_run: Path) -> Columns:
     """The Gaussians of the finished run, for files of other programs."""
     latest = find_latest_sound(finished_run).path
     assert latest is not None
-    found = flushed(load_checkpoint(latest))
+    found = gaussians_to_render(load_checkpoint(latest))
     return Columns(found.means, found.quats, found.log_scales, found.logit_opacities, found.sh0, found.shN)
 
 

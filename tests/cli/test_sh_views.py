@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from splatcli.checkpoint.file import load_checkpoint
-from splatcli.train.state import flushed
+from splatcli.train.state import gaussians_to_render
 from tests.cli.tiny import QUICK
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
@@ -103,4 +103,4 @@ def test_a_longer_run_goes_on_raw_and_ends_damped(
     for (name, one), (_, other) in zip(ends[0].gaussians.items(), ends[1].gaussians.items(), strict=True):
         assert torch.equal(one, other), name
     assert ends[0].effective_views is not None
-    assert not torch.equal(flushed(ends[0]).shN, flushed(ends[1]).shN)
+    assert not torch.equal(gaussians_to_render(ends[0]).shN, gaussians_to_render(ends[1]).shN)

@@ -24,7 +24,7 @@ from splatcli.cli import view as module
 from splatcli.formats import html
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.ply import encode_ply
-from splatcli.train.state import flushed
+from splatcli.train.state import gaussians_to_render
 from splatcli.viewer.http_server import listen
 from splatcli.viewer.path_editor import editor_module
 from tests.cli.tiny import QUICK
@@ -108,7 +108,7 @@ def test_the_page_of_a_run_is_served_until_ctrl_c_and_follows_the_newest_checkpo
     assert (process.returncode, out) == (0, ""), err
     assert "Traceback" not in err
     assert "Ctrl-C" in err
-    expected = flushed(load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt"))
+    expected = gaussians_to_render(load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt"))
     first, second = read_ply(tmp_path / "first.ply"), read_ply(tmp_path / "second.ply")
     assert second.means.equal(expected.means)
     assert second.shN.equal(expected.shN)

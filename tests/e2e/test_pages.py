@@ -27,7 +27,7 @@ from splatcli.gaussians import Gaussians
 from splatcli.render.camera_files import FLIP, read_cameras
 from splatcli.render.images import RenderSettings, render_pixels
 from splatcli.scene.camera import Camera
-from splatcli.train.state import flushed
+from splatcli.train.state import gaussians_to_render
 from tests.browser import Look, look_at
 from tests.cli.tiny import write_scene
 from tests.forked import splat_command
@@ -465,7 +465,7 @@ def test_splat_view_shows_the_first_camera_upright(run: Path, tmp_path: Path) ->
         url = process.stdout.readline().strip()
         seen = look_at(f"{url}?noanim&noui&webgl", tmp_path / "view.png", SIZE)
     assert (seen.requests, seen.errors) == ([f"{url}?noanim&noui&webgl", f"{url}scene.ply"], [])
-    assert psnr(seen.pixels, flushed(checkpoint), checkpoint.cameras[0], RenderSettings()) > 33
+    assert psnr(seen.pixels, gaussians_to_render(checkpoint), checkpoint.cameras[0], RenderSettings()) > 33
 
 
 def editor_steps(steps: str, ready: str) -> str:
@@ -562,7 +562,7 @@ def test_the_viewer_of_a_run_shows_the_state_in_the_making(run: Path, tmp_path: 
     assert {request.split("?")[0] for request in seen.requests} == {f"{url}{name}" for name in names}
     checkpoint = load_checkpoint(Path(json.loads(out.splitlines()[-1])["path"]))
     camera = checkpoint.cameras[checkpoint.train[0]]
-    assert psnr(seen.pixels, flushed(checkpoint), camera, RenderSettings.trained(checkpoint)) > 41
+    assert psnr(seen.pixels, gaussians_to_render(checkpoint), camera, RenderSettings.trained(checkpoint)) > 41
 
 
 def test_key_frames_of_a_run_render_as_they_are_seen_while_it_trains(run: Path, tmp_path: Path) -> None:

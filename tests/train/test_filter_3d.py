@@ -20,7 +20,7 @@ from splatcli.train.changed_settings import changed_config
 from splatcli.train.densify import apply_refinement
 from splatcli.train.densify.base import Refinement
 from splatcli.train.events import OpacityReset, Refined
-from splatcli.train.state import TrainState, flushed
+from splatcli.train.state import TrainState, gaussians_to_render
 from splatcli.train.trainer import FILTER_3D_EVERY, Trainer
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.train.test_async_engines import AsyncPlainEngine
@@ -127,7 +127,7 @@ def test_what_is_shown_has_the_filter_in_it_and_the_state_stays_raw() -> None:
     assert torch.equal(checkpoint.gaussians.log_scales, state.gaussians.log_scales)
     assert state.filter_3d is not None
     wanted = apply_filter_3d(state.gaussians, state.filter_3d)
-    for shown in (state.flushed(), flushed(checkpoint)):
+    for shown in (state.gaussians_to_render(), gaussians_to_render(checkpoint)):
         for name in ("means", "log_scales", "logit_opacities"):
             assert torch.equal(getattr(shown, name), getattr(wanted, name)), name
     assert bool((wanted.log_scales > state.gaussians.log_scales).all())
@@ -171,4 +171,4 @@ def test_a_run_without_the_filter_has_no_sizes() -> None:
     trainer = new(short_config())
     assert trainer.state.filter_3d is None
     assert trainer.state.to_checkpoint().filter_3d is None
-    assert isinstance(trainer.state.flushed(), Gaussians)
+    assert isinstance(trainer.state.gaussians_to_render(), Gaussians)

@@ -145,13 +145,13 @@ def test_colours_of_each_degree_are_trained_saved_resumed_and_exported(degree: i
         stored = load_checkpoint(run_dir.checkpoint_path(11))
         second = Trainer.resume(stored, scene, run_dir=run_dir, engine=engine(), renderer=plain_renderer)
         list(second.run())
-    flushed = whole.state.flushed()
-    assert flushed.shN.shape[1] == SH_REST[degree]
-    for name, tensor in flushed.items():
-        assert torch.equal(tensor, getattr(second.state.flushed(), name)), name
+    shown = whole.state.gaussians_to_render()
+    assert shown.shN.shape[1] == SH_REST[degree]
+    for name, tensor in shown.items():
+        assert torch.equal(tensor, getattr(second.state.gaussians_to_render(), name)), name
     # The last degree's coefficients have left zero, where there are any.
-    last = flushed.shN[:, SH_REST[degree - 1] if degree else 0 :]
+    last = shown.shN[:, SH_REST[degree - 1] if degree else 0 :]
     assert last.numel() == 0 or bool((last != 0).any())
-    write_ply_file(flushed, tmp_path / "x.ply")
+    write_ply_file(shown, tmp_path / "x.ply")
     for name, tensor in read_ply(tmp_path / "x.ply").items():
-        assert torch.equal(tensor, getattr(flushed, name)), name
+        assert torch.equal(tensor, getattr(shown, name)), name

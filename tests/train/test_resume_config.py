@@ -109,11 +109,11 @@ def test_a_change_acts_from_the_next_step_on_and_not_before() -> None:
     state = made.state
     state.adam.exp_avg.shN.normal_(std=1e-4, generator=torch.Generator().manual_seed(1))
     state.adam.sh_last_step -= 3
-    expected = state.flushed().shN.clone()
+    expected = state.gaussians_to_render().shN.clone()
     assert not torch.equal(state.gaussians.shN, expected)
     apply_config(state, with_settings(state.config, {"optim.shN_lr": 0.5, "optim.beta1": 0.5}))
     assert torch.equal(state.gaussians.shN, expected)
-    assert torch.equal(state.flushed().shN, expected)
+    assert torch.equal(state.gaussians_to_render().shN, expected)
     assert (state.adam.beta1, state.config.optim.shN_lr) == (0.5, 0.5)
 
 
@@ -134,7 +134,7 @@ def test_steps_that_could_not_be_lazy_are_not_missed_when_later_ones_can() -> No
     assert bool(state.adam.exp_avg.shN.any())
     apply_config(state, with_settings(state.config, {"optim.beta1": 0.9}))
     assert state.adam.lazy
-    assert torch.equal(state.flushed().shN, expected)
+    assert torch.equal(state.gaussians_to_render().shN, expected)
 
 
 def test_an_extended_run_has_the_bits_of_the_shorter_one_until_there() -> None:

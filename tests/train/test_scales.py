@@ -76,7 +76,9 @@ def scores(antialiased: bool, filter_3d: bool) -> dict[float, float]:
     found = {}
     for factor in (8.0, 4.0, 1.0, 0.5, 0.25):
         camera = CAMERAS[0].resized(int(SIZE * factor), int(SIZE * factor))
-        shown = render(trainer.state.flushed(), camera, antialiased=antialiased, backend=float32("portable")).image
+        shown = render(
+            trainer.state.gaussians_to_render(), camera, antialiased=antialiased, backend=float32("portable")
+        ).image
         found[factor] = psnr(shown.clamp(0.0, 1.0), torch.from_numpy(picture(camera)).float())
     return found
 

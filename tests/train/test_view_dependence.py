@@ -22,7 +22,7 @@ from splatcli.sh import sh_basis
 from splatcli.train.changed_settings import changed_config
 from splatcli.train.densify.contribution import VIEWS
 from splatcli.train.events import Saved
-from splatcli.train.state import TrainState, flushed, sh_change_of
+from splatcli.train.state import TrainState, gaussians_to_render, sh_change_of
 from splatcli.train.view_dependence import damp, effective_views, shrinkage, view_weights
 from tests.rasterizer.scenes import random_camera
 from tests.rasterizer.scenes import random_gaussians as gaussians_around
@@ -239,13 +239,13 @@ def test_a_finished_run_is_shown_damped_and_its_state_stays_raw() -> None:
     for name in GROUPS:
         assert torch.equal(getattr(state.gaussians, name), getattr(undamped.gaussians, name)), name
     checkpoint = run.saved[40]
-    wanted = undamped.flushed().shN.clone()
+    wanted = undamped.gaussians_to_render().shN.clone()
     damp(wanted, state.effective_views, 3.0)
-    for shown in (state.flushed(), flushed(checkpoint)):
+    for shown in (state.gaussians_to_render(), gaussians_to_render(checkpoint)):
         assert torch.equal(shown.shN, wanted)
         assert torch.equal(shown.sh0, undamped.gaussians.sh0)
     assert torch.equal(checkpoint.gaussians.shN, undamped.gaussians.shN)
-    assert not torch.equal(wanted, undamped.flushed().shN)
+    assert not torch.equal(wanted, undamped.gaussians_to_render().shN)
 
 
 def test_a_run_has_no_count_before_its_end_and_none_below_degree_three() -> None:
@@ -315,7 +315,7 @@ def test_a_resumed_run_ends_with_the_same_count() -> None:
     assert resumed.state.effective_views is not None
     assert whole.effective_views is not None
     assert torch.equal(resumed.state.effective_views, whole.effective_views)
-    assert torch.equal(resumed.state.flushed().shN, whole.flushed().shN)
+    assert torch.equal(resumed.state.gaussians_to_render().shN, whole.gaussians_to_render().shN)
 
 
 def test_a_checkpoint_keeps_the_count_and_a_reader_has_to_know_it(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_checkpoint_keeps_the_count_and_a_reader_has_to_know_it(tmp_path: Path
     stored = load_checkpoint(path)
     assert torch.equal(stored.effective_views, state.effective_views)  # type: ignore[arg-type]
     some = stored.select_rows(torch.tensor([1, 3]))
-    assert torch.equal(flushed(some).shN, flushed(stored).shN[[1, 3]])
+    assert torch.equal(gaussians_to_render(some).shN, gaussians_to_render(stored).shN[[1, 3]])
     count = len(stored.gaussians)
     for bad in (torch.full((count,), -1.0), torch.full((count,), float("nan")), torch.ones(3)):
         stored.effective_views = bad
@@ -348,7 +348,9 @@ def test_a_finished_model_can_be_shown_undamped() -> None:
     finished(run, config())
     checkpoint = run.saved[40]
     checkpoint.config, _ = changed_config(checkpoint.config, assignments=["train.sh_views=0"])
-    assert torch.equal(flushed(checkpoint).shN, flushed(replace(checkpoint, effective_views=None)).shN)
+    assert torch.equal(
+        gaussians_to_render(checkpoint).shN, gaussians_to_render(replace(checkpoint, effective_views=None)).shN
+    )
 
 
 def test_a_run_of_views_far_apart_ends_with_a_change_and_its_state_stays_raw(tmp_path: Path) -> None:
@@ -358,18 +360,18 @@ def test_a_run_of_views_far_apart_ends_with_a_change_and_its_state_stays_raw(tmp
     assert (state.effective_views, raw.sh_change) == (None, None)
     for name in GROUPS:
         assert torch.equal(getattr(state.gaussians, name), getattr(raw.gaussians, name)), name
-    cameras, trained = state.training_cameras(), raw.flushed()
+    cameras, trained = state.training_cameras(), raw.gaussians_to_render()
     change = shrinkage(trained, cameras, view_weights(trained, cameras), 3.0, 1.0)
     assert torch.equal(state.sh_change, change)
     path = tmp_path / "ckpt.pt"
     save_checkpoint(path, run.saved[40])
     stored = load_checkpoint(path)
     assert b'"sh_change"' in path.read_bytes()
-    for shown in (state.flushed(), flushed(run.saved[40]), flushed(stored)):
+    for shown in (state.gaussians_to_render(), gaussians_to_render(run.saved[40]), gaussians_to_render(stored)):
         assert torch.equal(shown.sh0, trained.sh0 + change[:, 0])
         assert torch.equal(shown.shN, trained.shN + change[:, 1:])
     rows = torch.tensor([3, 1])
-    assert torch.equal(flushed(stored.select_rows(rows)).shN, flushed(stored).shN[rows])
+    assert torch.equal(gaussians_to_render(stored.select_rows(rows)).shN, gaussians_to_render(stored).shN[rows])
     longer, _ = changed_config(stored.config, values={"train.iterations": 45})
     trainer = resume_plain(stored, MemoryRun(), config=longer)
     list(trainer.run(stop_at=43))
@@ -379,7 +381,7 @@ def test_a_run_of_views_far_apart_ends_with_a_change_and_its_state_stays_raw(tmp
     list(resume_plain(damped, other).run())
     assert sorted(other.saved[40].columns()) == ["effective_views"], "the finished run is saved with the other kind"
     shown_raw = replace(stored, config=changed_config(stored.config, assignments=["train.sh_views=0"])[0])
-    assert torch.equal(flushed(shown_raw).sh0, trained.sh0)
+    assert torch.equal(gaussians_to_render(shown_raw).sh0, trained.sh0)
     stored.sh_change = change[:, :-1].contiguous()
     with pytest.raises(SplatError, match=r"sh_change is float32 \[\d+, 15, 3\], not float32 \[\d+, 16, 3\]"):
         save_checkpoint(path, stored)
@@ -392,7 +394,7 @@ def test_parts_of_a_merged_run_that_are_damped_become_changes() -> None:
     damped = run.saved[40]
     change = sh_change_of(damped)
     as_change = replace(damped, effective_views=None, sh_change=change)
-    assert_close(flushed(as_change).shN, flushed(damped).shN, rtol=0, atol=1e-7)
+    assert_close(gaussians_to_render(as_change).shN, gaussians_to_render(damped).shN, rtol=0, atol=1e-7)
     assert torch.equal(change[:, :9], torch.zeros_like(change[:, :9]))
     assert float(change.abs().max()) > 1e-4
 
