@@ -73,7 +73,7 @@ def measure(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
     before, offload = status(), kind != "resident"
     store = storage_for(offload, "cpu", arguments.folder)
     gaussians = plain(arguments.gaussians, ordered="unordered" not in kind)
-    gaussians = gaussians.map(lambda tensor: tensor, rest=lambda tensor: store.copy(tensor, "cpu"))
+    gaussians = gaussians.map(lambda tensor: tensor, shN=lambda tensor: store.copy(tensor, "cpu"))
     adam, stats = AdamState.zeros_like(gaussians, storage=store), DensifyStats.zeros(len(gaussians))
     engine = NativeEngine(Backend.cpu())
     random = np.random.default_rng(3)

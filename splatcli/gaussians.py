@@ -19,8 +19,8 @@ GROUPS = ("means", "quats", "log_scales", "logit_opacities", "sh0", "shN")
 #: The constant spherical harmonic, 1 / (2 sqrt(pi)): colour = 0.5 + SH_C0 sh0 at degree 0.
 SH_C0 = 0.28209479177387814
 
-#: SH coefficients beside the constant one, by degree.
-SH_REST = (0, 3, 8, 15, 24)
+#: Coefficients that shN has, by SH degree: all but the constant one.
+SHN_COUNTS = (0, 3, 8, 15, 24)
 
 
 @dataclass(slots=True)
@@ -65,8 +65,8 @@ class Gaussians:
                 raise ValueError(f"{name} is on {tensor.device}, means on {self.means.device}")
             if tensor.dtype != self.means.dtype:
                 raise ValueError(f"{name} is {tensor.dtype}, means {self.means.dtype}")
-        if self.shN.shape[1] not in SH_REST:
-            raise ValueError(f"shN has {self.shN.shape[1]} coefficients, not one of {SH_REST}")
+        if self.shN.shape[1] not in SHN_COUNTS:
+            raise ValueError(f"shN has {self.shN.shape[1]} coefficients, not one of {SHN_COUNTS}")
 
     def __len__(self) -> int:
         return self.means.shape[0]
@@ -78,16 +78,16 @@ class Gaussians:
     @property
     def sh_degree(self) -> int:
         """The SH degree of shN, 0 to 4."""
-        return SH_REST.index(self.shN.shape[1])
+        return SHN_COUNTS.index(self.shN.shape[1])
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (name, tensor) of each group, in the order of GROUPS."""
         for name in GROUPS:
             yield name, getattr(self, name)
 
-    def map(self, fn: Callable[[Tensor], Tensor], rest: Callable[[Tensor], Tensor] | None = None) -> Gaussians:
-        """Return new Gaussians with ``fn`` applied to each tensor, or ``rest`` to shN."""
-        own = {} if rest is None else {"shN": rest}
+    def map(self, fn: Callable[[Tensor], Tensor], shN: Callable[[Tensor], Tensor] | None = None) -> Gaussians:
+        """Return new Gaussians with ``fn`` applied to each tensor, ``shN`` to shN where it is given."""
+        own = {} if shN is None else {"shN": shN}
         return Gaussians(**{name: own.get(name, fn)(tensor) for name, tensor in self.items()})
 
     def to(self, device: torch.device | str) -> Gaussians:

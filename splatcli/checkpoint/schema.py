@@ -327,14 +327,14 @@ def name_problems(names: list[str]) -> list[str]:
 def shape_problems(tensors: dict[str, Tensor]) -> list[str]:
     """Return the faults of dtypes and shapes; all parameters have to be present."""
     count = tensors["_xyz"].shape[0] if tensors["_xyz"].dim() else -1
-    rest = tensors["_features_rest"]
+    shN = tensors["_features_rest"]
     shapes = {
         "_xyz": (count, 3),
         "_rotation": (count, 4),
         "_scaling": (count, 3),
         "_opacity": (count, 1),
         "_features_dc": (count, 1, 3),
-        "_features_rest": (count, rest.shape[1] if rest.dim() == 3 else 0, 3),
+        "_features_rest": (count, shN.shape[1] if shN.dim() == 3 else 0, 3),
     }
     problems = []
     for name, tensor in tensors.items():
@@ -358,8 +358,8 @@ def shape_problems(tensors: dict[str, Tensor]) -> list[str]:
             problems += _view_problems(name, tensor, tensors)
         elif name.startswith("rng.") and (tensor.dtype != torch.uint8 or tensor.dim() != 1):
             problems.append(f"{name} is {dtype_name(tensor)} {list(tensor.shape)}, not a uint8 vector")
-    if rest.dim() == 3 and rest.shape[1] not in (0, 3, 8, 15, 24):
-        problems.append(f"_features_rest has {rest.shape[1]} coefficients, not 0, 3, 8, 15 or 24")
+    if shN.dim() == 3 and shN.shape[1] not in (0, 3, 8, 15, 24):
+        problems.append(f"_features_rest has {shN.shape[1]} coefficients, not 0, 3, 8, 15 or 24")
     return problems
 
 

@@ -264,10 +264,10 @@ def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
             "the blocks have different SH degrees", where=last[0], remedy="train all with one --sh-degree"
         )
 
-    rest = degrees.pop()
+    shN_count = degrees.pop()
     write_atomically(
         target,
-        lambda file: write_ply_parts(parts(), sum(counts), rest, file, [seal.comment]),
+        lambda file: write_ply_parts(parts(), sum(counts), shN_count, file, [seal.comment]),
         what="PLY",
         stream=True,
     )

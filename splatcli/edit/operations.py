@@ -23,7 +23,7 @@ from splatcli.edit.transform import Similarity, move_camera, move_gaussians, mov
 from splatcli.errors import UsageError
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.selection import Crop
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.scene.camera import Camera
 from splatcli.scene.georeference import MIN_POSITIONS, PositionsError, fit_similarity
 from splatcli.scene.points import morton_order
@@ -276,8 +276,8 @@ def _finite(gaussians: Gaussians) -> Tensor:
 
 
 def _sh_degree(flag: str, text: str) -> Operation:
-    if text not in [str(degree) for degree in range(len(SH_REST))]:
-        raise UsageError(f"{text!r} is no SH degree", where=flag, remedy=f"{flag} 0 to {len(SH_REST) - 1}")
+    if text not in [str(degree) for degree in range(len(SHN_COUNTS))]:
+        raise UsageError(f"{text!r} is no SH degree", where=flag, remedy=f"{flag} 0 to {len(SHN_COUNTS) - 1}")
     return LimitDegree(f"{flag} {text}", int(text))
 
 
@@ -414,8 +414,8 @@ def apply_operations(
         elif isinstance(one, LimitDegree):
             touched = len(gaussians) if one.degree < gaussians.sh_degree else 0
             if touched:
-                rest = gaussians.shN[:, : SH_REST[one.degree]].clone()
-                gaussians = Gaussians(**{**dict(gaussians.items()), "shN": rest})
+                shN = gaussians.shN[:, : SHN_COUNTS[one.degree]].clone()
+                gaussians = Gaussians(**{**dict(gaussians.items()), "shN": shN})
             effects.append(Effect(one.label, touched, len(gaussians), "changed"))
         elif isinstance(one, Simplify):
             before, count = len(gaussians), one.count(len(gaussians))
@@ -552,11 +552,11 @@ def merged(parts: Sequence[Gaussians]) -> Gaussians:
     """Return all Gaussians in one model of the highest SH degree among them; coefficients that a part lacks are 0."""
     if len(parts) == 1:
         return parts[0]
-    rest = max(part.shN.shape[1] for part in parts)
+    shN_count = max(part.shN.shape[1] for part in parts)
     columns = {
         name: torch.cat([getattr(part, name) for part in parts]) for name, _ in parts[0].items() if name != "shN"
     }
-    shN = torch.zeros(sum(map(len, parts)), rest, 3)
+    shN = torch.zeros(sum(map(len, parts)), shN_count, 3)
     start = 0
     for part in parts:
         shN[start : start + len(part), : part.shN.shape[1]] = part.shN

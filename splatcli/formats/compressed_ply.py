@@ -25,15 +25,15 @@ from splatcli.formats.ply import MIP_COMMENT, PlyElement, PlyHeader, binary_rows
 from splatcli.formats.quantisation import (
     Doubles,
     colours_of,
-    largest_and_rest,
+    from_smallest_three,
     logits_of,
     opacities_of,
     quantised,
     sh0_of,
+    smallest_three,
     unit_quats,
-    with_largest,
 )
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.scene.points import morton_order
 
 CHUNK = 256
@@ -66,8 +66,8 @@ def encode_compressed_ply(gaussians: Gaussians, metadata: ExportMetadata) -> Enc
     rgba = np.column_stack([quantised(colours * 255.0, 255), quantised(opacities_of(columns.opacities) * 255, 255)])
     vertices[:, 3] = rgba @ (1 << np.array([24, 16, 8, 0]))
     chunks = np.concatenate([mean_range, scale_range, colour_range], axis=1).astype("<f4")
-    rest = 3 * columns.shN.shape[1]
-    harmonics = columns.shN.transpose(0, 2, 1).reshape(len(gaussians), rest)
+    shN_numbers = 3 * columns.shN.shape[1]
+    harmonics = columns.shN.transpose(0, 2, 1).reshape(len(gaussians), shN_numbers)
     bytes_ = np.clip(np.floor((harmonics / _SH_RANGE + 0.5) * 256.0), 0, 255).astype(np.uint8)
     notes = [
         f"clamped {found:,} {what} beyond {most:g}, the range of a compressed PLY"
@@ -77,7 +77,7 @@ def encode_compressed_ply(gaussians: Gaussians, metadata: ExportMetadata) -> Enc
         )
         if (found := int((np.abs(values) > most).sum()))
     ]
-    head = _head(len(chunks), len(gaussians), rest, metadata)
+    head = _head(len(chunks), len(gaussians), shN_numbers, metadata)
     return Encoded(head.encode() + chunks.tobytes() + vertices.tobytes() + bytes_.tobytes(), notes)
 
 
@@ -126,14 +126,14 @@ def _sh_values() -> Floats:
     return ((units - 0.5) * _SH_RANGE).astype(np.float32)
 
 
-def _head(chunks: int, count: int, rest: int, metadata: ExportMetadata) -> str:
+def _head(chunks: int, count: int, shN_numbers: int, metadata: ExportMetadata) -> str:
     lines = ["ply", "format binary_little_endian 1.0"]
     lines += [f"comment {comment}" for comment in metadata.comments]
     lines += [f"comment {MIP_COMMENT}"] if metadata.antialiased else []
     lines += [f"element chunk {chunks}", *(f"property float {name}" for name in [*_MEANS, *_SCALES, *_COLOURS])]
     lines += [f"element vertex {count}", *(f"property uint {name}" for name in _PACKED)]
-    if rest:
-        lines += [f"element sh {count}", *(f"property uchar f_rest_{i}" for i in range(rest))]
+    if shN_numbers:
+        lines += [f"element sh {count}", *(f"property uchar f_rest_{i}" for i in range(shN_numbers))]
     return "\n".join([*lines, "end_header", ""])
 
 
@@ -156,7 +156,7 @@ def _elements(header: PlyHeader, path: Path) -> tuple[PlyElement, PlyElement, Pl
     sh = found.get("sh")
     if sh is not None:
         expected = {f"f_rest_{i}": "u1" for i in range(len(sh.properties))}
-        if sh.properties != expected or len(expected) not in [3 * size for size in SH_REST] or sh.has_list:
+        if sh.properties != expected or len(expected) not in [3 * size for size in SHN_COUNTS] or sh.has_list:
             raise ModelFileError(
                 f"element sh has {len(sh.properties)} columns; 9, 24 or 45 of type u1 are known", where=path
             )
@@ -202,14 +202,14 @@ def _unpack(words: NDArray[np.uint32]) -> Doubles:
 
 
 def _pack_rotations(quats: Doubles) -> NDArray[np.int64]:
-    place, rest = largest_and_rest(quats)
-    parts = quantised((rest * _ROTATION_SCALE + 0.5) * 1023.0, 1023)
-    return place << 30 | parts[:, 0] << 20 | parts[:, 1] << 10 | parts[:, 2]
+    largest, others = smallest_three(quats)
+    parts = quantised((others * _ROTATION_SCALE + 0.5) * 1023.0, 1023)
+    return largest << 30 | parts[:, 0] << 20 | parts[:, 1] << 10 | parts[:, 2]
 
 
 def _unpack_rotations(words: NDArray[np.uint32]) -> Doubles:
     parts = np.stack([words >> shift & 1023 for shift in (20, 10, 0)], axis=1)
-    return with_largest(words >> 30, (parts / 1023.0 - 0.5) / _ROTATION_SCALE)
+    return from_smallest_three(words >> 30, (parts / 1023.0 - 0.5) / _ROTATION_SCALE)
 
 
 def is_compressed_ply(head: bytes) -> bool:

@@ -40,7 +40,7 @@ from splatcli.formats.quantisation import (
 )
 from splatcli.formats.spz import ANTIALIASED, decode_spz
 from splatcli.formats.transform import half_turn, placed, with_y_up
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 
 # --- nodes: the transform of a mesh is that of its node and of all its parents
 
@@ -397,9 +397,9 @@ def _uncompressed(document: _Document, primitive: _Primitive, binary: memoryview
         if bool(outside.any()):
             raise ModelFileError(what, where=f"{path}: {EXTENSION}:{name}", remedy=_DRAFTS)
     sh0 = table(f"{EXTENSION}:SH_DEGREE_0_COEF_0", 3)
-    shN = np.zeros((count, SH_REST[degree], 3), np.float32)
+    shN = np.zeros((count, SHN_COUNTS[degree], 3), np.float32)
     with np.errstate(over="ignore"):
-        for place in range(SH_REST[degree]):
+        for place in range(SHN_COUNTS[degree]):
             band, coefficient = band_of(place + 1)
             shN[:, place] = table(f"{EXTENSION}:SH_DEGREE_{band}_COEF_{coefficient}", 3)
         return Columns(

@@ -23,7 +23,7 @@ from splatcli.checkpoint.foreign.imported import (
 from splatcli.errors import ModelFileError, VersionError
 from splatcli.formats.format import Format, file_size
 from splatcli.formats.quantisation import Doubles, log_scales_of, logits_of, sh0_of
-from splatcli.gaussians import SH_REST
+from splatcli.gaussians import SHN_COUNTS
 
 _HEADER_SIZE, _SECTION_SIZE = 4096, 1024
 _LEVELS = (0, 1, 2)
@@ -90,7 +90,7 @@ def import_ksplat(path: Path, *, lenient: bool = False) -> ImportedModel:
         raise _fault(path, 36, f"harmonics from {low} to {high}; finite numbers are wanted")
     degree = max(section.degree for section in sections)
     with np.errstate(all="ignore"):  # NaN of a damaged file; they are refused later, with their place
-        parts = [_read(content, section, level, (low, high), SH_REST[degree], path) for section in sections]
+        parts = [_read(content, section, level, (low, high), SHN_COUNTS[degree], path) for section in sections]
         means, scales, quats, rgba, shN = (np.concatenate(part) for part in zip(*parts, strict=True))
     return ImportedModel(
         f"ksplat, compression level {level}",
@@ -174,15 +174,15 @@ def _row(level: int, degree: int) -> np.dtype[Any]:
             ("scales", real, 3),
             ("quats", real, 4),
             ("rgba", "u1", 4),
-            ("shN", "u1" if level == 2 else real, 3 * SH_REST[degree]),
+            ("shN", "u1" if level == 2 else real, 3 * SHN_COUNTS[degree]),
         ]
     )
 
 
 def _read(
-    content: bytes, section: _Section, level: int, sh_range: tuple[float, float], rest: int, path: Path
+    content: bytes, section: _Section, level: int, sh_range: tuple[float, float], shN_count: int, path: Path
 ) -> tuple[Doubles, NDArray[Any], NDArray[Any], Doubles, Doubles]:
-    """Return (means, scales, quats, rgba in 0...1, shN [N, rest, 3]) of a section that lies inside ``content``."""
+    """Return (means, scales, quats, rgba in 0...1, shN [N, shN_count, 3]) of a section that lies inside ``content``."""
     kind = _row(level, section.degree)
     rows = np.frombuffer(content, kind, section.count, section.rows)
     if bool((rows["scales"] < 0).any()):
@@ -199,9 +199,9 @@ def _read(
     harmonics = rows["shN"].astype(np.float64)
     if level == 2:
         harmonics = harmonics / 255 * (sh_range[1] - sh_range[0]) + sh_range[0]
-    shN = np.zeros((section.count, rest, 3))
+    shN = np.zeros((section.count, shN_count, 3))
     for band in range(1, section.degree + 1):
-        first, last = SH_REST[band - 1], SH_REST[band]
+        first, last = SHN_COUNTS[band - 1], SHN_COUNTS[band]
         # Band by band, and in each the reds before the greens before the blues.
         shN[:, first:last] = harmonics[:, 3 * first : 3 * last].reshape(-1, 3, last - first).transpose(0, 2, 1)
     return means, rows["scales"], rows["quats"], rows["rgba"] / 255.0, shN

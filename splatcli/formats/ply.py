@@ -20,7 +20,7 @@ from splatcli.checkpoint.atomic import write_atomically
 from splatcli.checkpoint.foreign.imported import Columns, Floats, ImportedModel, check_finite
 from splatcli.errors import ModelFileError, OutputError, UnreadableError, from_os_error
 from splatcli.formats.format import Encoded, ExportMetadata, Format, refused_discs
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.progress import report
 
 # --- the header: its claims are compared with the file's size before any allocation
@@ -304,13 +304,13 @@ def write_ply(gaussians: Gaussians, file: BinaryIO, comments: Sequence[str] = ()
 
 
 def write_ply_parts(
-    parts: Iterable[Gaussians], count: int, rest: int, file: BinaryIO, comments: Sequence[str] = ()
+    parts: Iterable[Gaussians], count: int, shN_count: int, file: BinaryIO, comments: Sequence[str] = ()
 ) -> None:
     """Write ``count`` Gaussians in parts, of which one at a time is in memory; see write_ply().
 
-    rest: SH coefficients beyond the constant one.
+    shN_count: coefficients of shN.
     """
-    names = property_names(rest)
+    names = property_names(shN_count)
     lines = ["ply", "format binary_little_endian 1.0", f"element vertex {count}"]
     lines += [f"comment {text}" for text in (RAW_COMMENT, *comments)]
     lines += [*(f"property float {name}" for name in names), "end_header"]
@@ -324,9 +324,9 @@ def write_ply_parts(
         raise ValueError(f"{written} Gaussians came where {count} were announced")
 
 
-def property_names(rest: int) -> list[str]:
-    """Return the properties of a vertex in INRIA's order. rest: SH coefficients beyond the constant one."""
-    return [*_MEANS, *_NORMALS, *_SH0, *_rest_names(3 * rest), *_OPACITY, *_SCALES, *_QUATS]
+def property_names(shN_count: int) -> list[str]:
+    """Return the properties of a vertex in INRIA's order. shN_count: coefficients of shN."""
+    return [*_MEANS, *_NORMALS, *_SH0, *_rest_names(3 * shN_count), *_OPACITY, *_SCALES, *_QUATS]
 
 
 def _table(gaussians: Gaussians, names: list[str]) -> Floats:
@@ -383,7 +383,7 @@ def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
     path = Path(path)
     header = read_ply_header(path, lenient=lenient)
     vertex = _vertex_of(header, path)
-    rest = _check_columns(vertex, path)
+    shN_numbers = _check_columns(vertex, path)
     antialiased = is_antialiased(header, path)
     notes = _ignored(header, vertex)
     if header.format == "ascii":
@@ -398,7 +398,7 @@ def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
         "scales": _SCALES,
         "opacities": _OPACITY,
         "sh0": _SH0,
-        "shN": _rest_names(rest),
+        "shN": _rest_names(shN_numbers),
     }
     columns: dict[str, NDArray[np.float32]]
     columns = {column: np.empty((vertex.count, len(part)), np.float32) for column, part in names.items()}
@@ -416,12 +416,12 @@ def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
             "that wrote the file"
         )
     columns["opacities"] = columns["opacities"][:, 0]
-    columns["shN"] = columns["shN"].reshape(vertex.count, 3, rest // 3).transpose(0, 2, 1)
+    columns["shN"] = columns["shN"].reshape(vertex.count, 3, shN_numbers // 3).transpose(0, 2, 1)
 
     def place(column: str, index: tuple[int, ...]) -> str:
         properties = names[column]
         # shN is [N, K, 3] here and channel-major in the file.
-        found = index[2] * (rest // 3) + index[1] if column == "shN" else index[1] if len(index) > 1 else 0
+        found = index[2] * (shN_numbers // 3) + index[1] if column == "shN" else index[1] if len(index) > 1 else 0
         span = properties[0] if len(properties) == 1 else f"{properties[0]}...{properties[-1]}"
         return f"{span}, the first in {properties[found]} of vertex {index[0]}"
 
@@ -488,10 +488,10 @@ def _check_columns(vertex: PlyElement, path: Path) -> int:
             where=path,
             remedy="export the model at one moment, as a PLY, from the program that trained it",
         )
-    rest = sum(name.startswith("f_rest_") for name in present)
-    if rest not in [3 * size for size in SH_REST] or not present >= set(_rest_names(rest)):
-        raise ModelFileError(f"{rest} f_rest columns; 0, 9, 24, 45 or 72 are known, numbered from 0", where=path)
-    return rest
+    shN_numbers = sum(name.startswith("f_rest_") for name in present)
+    if shN_numbers not in [3 * size for size in SHN_COUNTS] or not present >= set(_rest_names(shN_numbers)):
+        raise ModelFileError(f"{shN_numbers} f_rest columns; 0, 9, 24, 45 or 72 are known, numbered from 0", where=path)
+    return shN_numbers
 
 
 def _ignored(header: PlyHeader, vertex: PlyElement) -> list[str]:

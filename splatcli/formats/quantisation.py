@@ -75,23 +75,23 @@ def quantised(values: NDArray[np.floating], most: int) -> NDArray[np.int64]:
 # --- quaternions as their three smallest components: the largest follows from the length, made positive by a sign
 
 
-def largest_and_rest(quats: Doubles) -> tuple[NDArray[np.int64], Doubles]:
-    """Return ([N] place of the largest component, [N, 3] the others in order) of unit quaternions [N, 4].
+def smallest_three(quats: Doubles) -> tuple[NDArray[np.int64], Doubles]:
+    """Return ([N] index of the largest component, [N, 3] the others in order) of unit quaternions [N, 4].
 
     The others are those of q or -q, whichever has a positive largest component; each is within sqrt(1/2) of 0.
     """
-    place = np.abs(quats).argmax(axis=1)
+    largest = np.abs(quats).argmax(axis=1)
     rows = np.arange(len(quats))
-    positive = np.where(quats[rows, place] < 0, -1.0, 1.0)[:, None] * quats
-    return place, positive[rows[:, None], _OTHERS[place]]
+    positive = np.where(quats[rows, largest] < 0, -1.0, 1.0)[:, None] * quats
+    return largest, positive[rows[:, None], _OTHERS[largest]]
 
 
-def with_largest(place: NDArray[Any], rest: NDArray[np.floating]) -> Doubles:
+def from_smallest_three(largest: NDArray[Any], others: NDArray[np.floating]) -> Doubles:
     """Return [N, 4] unit quaternions; the largest is 0 where the others alone are longer than 1, as in junk."""
-    place = place.astype(np.int64)
-    wide = rest.astype(np.float64)
+    largest = largest.astype(np.int64)
+    wide = others.astype(np.float64)
     quats = np.empty((len(wide), 4))
     rows = np.arange(len(wide))
-    quats[rows[:, None], _OTHERS[place]] = wide
-    quats[rows, place] = np.sqrt(np.maximum(0.0, 1.0 - (wide**2).sum(axis=1)))
+    quats[rows[:, None], _OTHERS[largest]] = wide
+    quats[rows, largest] = np.sqrt(np.maximum(0.0, 1.0 - (wide**2).sum(axis=1)))
     return quats

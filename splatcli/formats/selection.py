@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from splatcli.errors import UsageError
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 
 _CROP_HELP = (
     "--crop box:X0,Y0,Z0,X1,Y1,Z1 with the two corners, --crop sphere:X,Y,Z,RADIUS, or "
@@ -168,7 +168,7 @@ def select(
         notes.append(f"kept {count:,} of {len(gaussians):,} Gaussians")
         gaussians = gaussians.map(lambda tensor: tensor[kept])
     if sh_degree is not None and sh_degree < gaussians.sh_degree:
-        gaussians = Gaussians(**{**dict(gaussians.items()), "shN": gaussians.shN[:, : SH_REST[sh_degree]]})
+        gaussians = Gaussians(**{**dict(gaussians.items()), "shN": gaussians.shN[:, : SHN_COUNTS[sh_degree]]})
     return gaussians, notes
 
 

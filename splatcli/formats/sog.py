@@ -43,14 +43,14 @@ from splatcli.formats.format import (
 )
 from splatcli.formats.quantisation import (
     Doubles,
-    largest_and_rest,
+    from_smallest_three,
     logits_of,
     opacities_of,
     quantised,
+    smallest_three,
     unit_quats,
-    with_largest,
 )
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.progress import track
 from splatcli.scene.points import morton_order
 
@@ -213,9 +213,9 @@ def sog_files(gaussians: Gaussians, *, antialiased: bool = False, entries: int =
     whole = quantised((stretched - low) / np.where(high > low, high - low, 1.0) * 65535.0, 65535)
     files = [put("means_l", (whole & 255).astype(np.uint8)), put("means_u", (whole >> 8).astype(np.uint8))]
     meta["means"] = {"mins": low.tolist(), "maxs": high.tolist(), "files": files}
-    place, rest = largest_and_rest(unit_quats(columns.quats))
-    bytes_ = quantised((rest * math.sqrt(2.0) * 0.5 + 0.5) * 255.0, 255)
-    meta["quats"] = {"files": [put("quats", np.column_stack([bytes_, place + LARGEST]).astype(np.uint8))]}
+    largest, others = smallest_three(unit_quats(columns.quats))
+    bytes_ = quantised((others * math.sqrt(2.0) * 0.5 + 0.5) * 255.0, 255)
+    meta["quats"] = {"files": [put("quats", np.column_stack([bytes_, largest + LARGEST]).astype(np.uint8))]}
     scales = codebook(columns.scales.astype(np.float64), CODES)
     meta["scales"] = {"codebook": scales.tolist(), "files": [put("scales", nearest(columns.scales, scales))]}
     colours = codebook(columns.sh0.astype(np.float64), CODES)
@@ -495,7 +495,7 @@ def _read(meta: _Meta | _Meta1, open_file: _Open, size: int, path: Path) -> Impo
         "SOG version 1" if isinstance(meta, _Meta1) else "SOG version 2",
         Columns.tensors(
             means=means,
-            quats=with_largest(largest, (rotations[:, :3] / 255.0 - 0.5) * math.sqrt(2.0)),
+            quats=from_smallest_three(largest, (rotations[:, :3] / 255.0 - 0.5) * math.sqrt(2.0)),
             scales=scales,
             opacities=opacities,
             sh0=sh0,
@@ -511,15 +511,15 @@ def _centroids(found: _Harmonics | _Harmonics1, content: bytes, name: str, size:
     """Return [centroids, K, 3], the palette of harmonics."""
     if isinstance(found, _Harmonics1):
         # Version 1 says neither how many there are nor of how many bands; the image's width has the latter.
-        image = _pixels(content, name, PALETTE_ROW * SH_REST[1], size, path)
+        image = _pixels(content, name, PALETTE_ROW * SHN_COUNTS[1], size, path)
         rows, width = image.shape[:2]
         count, coefficients = rows * PALETTE_ROW, width // PALETTE_ROW
-        if width % PALETTE_ROW or coefficients not in SH_REST[1:4]:
-            widths = ", ".join(str(PALETTE_ROW * known) for known in SH_REST[1:4])
+        if width % PALETTE_ROW or coefficients not in SHN_COUNTS[1:4]:
+            widths = ", ".join(str(PALETTE_ROW * known) for known in SHN_COUNTS[1:4])
             raise ModelFileError(f"{name} is {width} pixels wide; {widths} are known", where=path)
         codes = np.linspace(found.mins, found.maxs, CODES, dtype=np.float32)
     else:
-        count, coefficients = found.count, SH_REST[found.bands]
+        count, coefficients = found.count, SHN_COUNTS[found.bands]
         rows = -(-count // PALETTE_ROW)
         image = _pixels(content, name, rows * PALETTE_ROW * coefficients, size, path)
         if image.shape[:2] != (rows, PALETTE_ROW * coefficients):

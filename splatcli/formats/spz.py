@@ -29,15 +29,15 @@ from splatcli.errors import ModelFileError, ResourceError, UsageError, VersionEr
 from splatcli.formats.format import Encoded, ExportMetadata, Format, check_expansion, file_size
 from splatcli.formats.quantisation import (
     Doubles,
-    largest_and_rest,
+    from_smallest_three,
     logits_of,
     opacities_of,
     quantised,
+    smallest_three,
     unit_quats,
-    with_largest,
 )
 from splatcli.formats.transform import reframed
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 
 # --- the container: a header and attribute streams, in one gzip (versions 1 to 3) or as zstd frames (4)
 #
@@ -88,7 +88,7 @@ class Header:
         """Return bytes of each stream: positions, opacities, colours, scales, rotations, SH."""
         position = 6 if self.version == 1 else 9
         rotation = 4 if self.version >= 3 else 3
-        each = (position, 1, 3, 3, rotation, 3 * SH_REST[self.sh_degree])
+        each = (position, 1, 3, 3, rotation, 3 * SHN_COUNTS[self.sh_degree])
         return [self.count * width for width in each]
 
 
@@ -215,8 +215,8 @@ def _header(start: bytes, path: Path) -> Header:
         raise VersionError(
             f"SPZ version {version}; 1 to 4 are read", where=path, remedy="export it again as version 3, or as a PLY"
         )
-    if degree >= len(SH_REST):
-        raise ModelFileError(f"SH degree {degree}; 0 to {len(SH_REST) - 1} are known", where=path)
+    if degree >= len(SHN_COUNTS):
+        raise ModelFileError(f"SH degree {degree}; 0 to {len(SHN_COUNTS) - 1} are known", where=path)
     if flags & _LEVELS:
         raise ModelFileError(
             "an SPZ with Spark's levels of detail, which hold each surface several times",
@@ -321,10 +321,10 @@ def _encode(gaussians: Gaussians, metadata: ExportMetadata, version: int) -> Enc
     bits = _fractional_bits(columns.means, columns.scales)
     if bits < _FRACTIONAL_BITS:
         notes.append(f"positions are rounded to steps of {2.0**-bits:g}: 24 bits hold no more of so large a scene")
-    place, rest = largest_and_rest(unit_quats(columns.quats)[:, [1, 2, 3, 0]])
-    magnitude = quantised(np.abs(rest) * _ROTATION_STEPS, 511)
-    parts = (rest < 0).astype(np.int64) << 9 | magnitude
-    packed = place << 30 | parts[:, 0] << 20 | parts[:, 1] << 10 | parts[:, 2]
+    largest, others = smallest_three(unit_quats(columns.quats)[:, [1, 2, 3, 0]])
+    magnitude = quantised(np.abs(others) * _ROTATION_STEPS, 511)
+    parts = (others < 0).astype(np.int64) << 9 | magnitude
+    packed = largest << 30 | parts[:, 0] << 20 | parts[:, 1] << 10 | parts[:, 2]
     streams = [
         _fixed_point(columns.means, bits),
         _bytes(opacities_of(columns.opacities) * 255.0),
@@ -362,7 +362,7 @@ def decode_spz(content: bytes, path: Path, *, lenient: bool) -> tuple[Header, Co
     header, streams, frame, notes = unpack(content, path, lenient=lenient)
     count = header.count
     alphas, colours, scales = (np.frombuffer(stream, np.uint8) for stream in streams[1:4])
-    harmonics = np.frombuffer(streams[5], np.uint8).reshape(count, SH_REST[header.sh_degree], 3)
+    harmonics = np.frombuffer(streams[5], np.uint8).reshape(count, SHN_COUNTS[header.sh_degree], 3)
     stored = (
         _positions(streams[0], header),
         _rotations(streams[4], header),
@@ -441,17 +441,17 @@ def _rotations(stream: bytes, header: Header) -> Doubles:
     """Return [N, 4] w x y z."""
     if header.version < 3:
         xyz = np.frombuffer(stream, np.uint8).reshape(header.count, 3) / 127.5 - 1.0
-        return with_largest(np.zeros(header.count, np.int64), xyz)
+        return from_smallest_three(np.zeros(header.count, np.int64), xyz)
     packed = np.frombuffer(stream, "<u4").astype(np.int64)
     parts = np.stack([packed >> shift & 1023 for shift in (20, 10, 0)], axis=1)
-    rest = np.where(parts & 512, -1.0, 1.0) * (parts & 511) / _ROTATION_STEPS
-    return with_largest(packed >> 30, rest)[:, [3, 0, 1, 2]]
+    others = np.where(parts & 512, -1.0, 1.0) * (parts & 511) / _ROTATION_STEPS
+    return from_smallest_three(packed >> 30, others)[:, [3, 0, 1, 2]]
 
 
 def _harmonics(shN: Floats) -> bytes:
     """Return [N, K, 3] as they lie: coefficient by coefficient, R G B together."""
     steps = np.full((1, shN.shape[1], 1), _STEP_OTHERS)
-    steps[:, : SH_REST[1]] = _STEP_FIRST
+    steps[:, : SHN_COUNTS[1]] = _STEP_FIRST
     fine = np.floor(shN * 128 + 0.5) + 128
     return _bytes(np.floor((fine + steps // 2) / steps) * steps)
 

@@ -21,7 +21,7 @@ from splatcli.checkpoint.foreign.imported import (
 )
 from splatcli.errors import ModelFileError
 from splatcli.formats.quantisation import Doubles
-from splatcli.gaussians import SH_REST
+from splatcli.gaussians import SHN_COUNTS
 from splatcli.sh import sh_basis
 
 #: How far a matrix may be from a rotation and one scale for all axes.
@@ -51,7 +51,7 @@ def with_y_up(columns: Columns[Floats], *, z_up: bool) -> Columns[Floats]:
 
 def sh_signs(coefficients: int) -> Floats:
     """Return [K] of the coefficients beside the constant one: those of odd order m change their sign."""
-    degree = SH_REST.index(coefficients)
+    degree = SHN_COUNTS.index(coefficients)
     orders = [m for band in range(1, degree + 1) for m in range(-band, band + 1)]
     return np.array([-1.0 if m % 2 else 1.0 for m in orders], np.float32)
 
@@ -118,13 +118,13 @@ def sh_rotation(rotation: NDArray[np.float64], coefficients: int) -> Doubles:
 
     The turned colour in a direction is the old one in the direction turned back; each band is solved for by itself.
     """
-    degree = SH_REST.index(coefficients)
+    degree = SHN_COUNTS.index(coefficients)
     directions = np.random.default_rng(0).normal(size=(_DIRECTIONS, 3))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     new, old = (sh_basis(torch.from_numpy(d), degree).numpy() for d in (directions, directions @ rotation))
     mixing = np.zeros((coefficients, coefficients))
     for band in range(1, degree + 1):
-        place = slice(SH_REST[band - 1], SH_REST[band])
-        there = slice(SH_REST[band - 1] + 1, SH_REST[band] + 1)
+        place = slice(SHN_COUNTS[band - 1], SHN_COUNTS[band])
+        there = slice(SHN_COUNTS[band - 1] + 1, SHN_COUNTS[band] + 1)
         mixing[place, place] = np.linalg.lstsq(new[:, there], old[:, there], rcond=None)[0]
     return mixing

@@ -27,7 +27,7 @@ from splatcli.formats.format import Encoded, ExportMetadata, Format, file_size, 
 from splatcli.formats.quantisation import Doubles, log_scales_of, logits_of, opacities_of, scales_of, unit_quats
 from splatcli.formats.transform import Z_TO_Y_UP, half_turn, placed, with_y_up
 from splatcli.formats.usd_stage import library
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 
 #: Gaussians are drawn up to so many standard deviations, which is their extent.
 _DRAWN = 3.0
@@ -123,7 +123,7 @@ def import_usd(path: Path, *, lenient: bool = False) -> ImportedModel:
         with np.load(out, allow_pickle=False) as archive:
             tables = {key: archive[key] for key in archive.files}
     count, harmonics = len(tables["means"]), tables.pop("harmonics")
-    degree = next((d for d, rest in enumerate(SH_REST) if len(harmonics) == count * (rest + 1)), None)
+    degree = next((d for d, shN_count in enumerate(SHN_COUNTS) if len(harmonics) == count * (shN_count + 1)), None)
     if not count or degree is None or degree != facts["degree"]:
         raise ModelFileError(
             f"{len(harmonics):,} harmonics of degree {facts['degree']} for {count:,} Gaussians do not go together",

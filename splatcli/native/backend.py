@@ -230,16 +230,16 @@ class Backend:
 
     def arrays(self, gaussians: Gaussians) -> abi.GaussianArrays:
         """Return pointers to raw parameters, or to anything of their shapes."""
-        n, rest = len(gaussians), gaussians.shN.shape[1]
+        n, shN_count = len(gaussians), gaussians.shN.shape[1]
         return abi.GaussianArrays(
             n=n,
-            shN_count=rest,
+            shN_count=shN_count,
             means=self.pointer(gaussians.means, n, 3),
             quats=self.pointer(gaussians.quats, n, 4),
             log_scales=self.pointer(gaussians.log_scales, n, 3),
             logit_opacities=self.pointer(gaussians.logit_opacities, n),
             sh0=self.pointer(gaussians.sh0, n, 3),
-            shN=self.pointer(gaussians.shN, n, rest, 3, from_host=True),  # of a run that offloads
+            shN=self.pointer(gaussians.shN, n, shN_count, 3, from_host=True),  # of a run that offloads
         )
 
 

@@ -56,7 +56,7 @@ class AdamState:
     ) -> AdamState:
         """Return the state before the first update of ``gaussians``."""
         steps = torch.zeros(len(gaussians), dtype=torch.int32, device=gaussians.device)
-        first, second = (gaussians.map(torch.zeros_like, rest=storage.zeros) for _ in range(2))
+        first, second = (gaussians.map(torch.zeros_like, shN=storage.zeros) for _ in range(2))
         return cls(first, second, 0, beta1, beta2, eps, steps, storage, size_power, log_size)
 
     @property

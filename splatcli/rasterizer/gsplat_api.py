@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from splatcli.errors import UsageError
-from splatcli.gaussians import SH_C0, SH_REST, Gaussians
+from splatcli.gaussians import SH_C0, SHN_COUNTS, Gaussians
 from splatcli.rasterizer.context import Z_FAR
 from splatcli.rasterizer.gsplat_ops import fully_fused_projection, spherical_harmonics
 from splatcli.rasterizer.gsplat_tiles import isect_offset_encode, isect_tiles, rasterize_to_pixels
@@ -453,8 +453,8 @@ class _CameraRender:
     def _three(self, begin: int) -> tuple[Gaussians, Tensor]:
         """Return the Gaussians with three channels from ``begin`` on, and the lift that keeps these above 0."""
         if self.sh_degree is not None:
-            rest = self.colors[:, 1 : 1 + SH_REST[self.sh_degree]]
-            return Gaussians(*self.raw, self.colors[:, 0], rest), self.colors.new_zeros(())
+            shN = self.colors[:, 1 : 1 + SHN_COUNTS[self.sh_degree]]
+            return Gaussians(*self.raw, self.colors[:, 0], shN), self.colors.new_zeros(())
         part = self.colors[:, begin : begin + CHANNELS]
         # The kernels clamp colours at 0. The lift keeps them above, and _lowered() subtracts it from the image.
         lift = self.view.lift(part)
@@ -853,9 +853,9 @@ def _check(
     if sh_degree is None:
         tails: tuple[tuple[int, ...], ...] = ((n, colors.shape[-1]), (cameras, n, colors.shape[-1]))
     else:
-        if not 0 <= sh_degree < len(SH_REST):
-            raise ValueError(f"sh_degree is {sh_degree}, not 0 to {len(SH_REST) - 1}")
-        needed = 1 + SH_REST[sh_degree]
+        if not 0 <= sh_degree < len(SHN_COUNTS):
+            raise ValueError(f"sh_degree is {sh_degree}, not 0 to {len(SHN_COUNTS) - 1}")
+        needed = 1 + SHN_COUNTS[sh_degree]
         # More coefficients than the degree has are fine; colours without the dimension of coefficients are not.
         terms = colors.shape[-2] if colors.dim() >= len(batch) + 3 else needed
         if terms < needed:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.rasterizer import ppisp
@@ -280,21 +280,21 @@ class Workload:
 
 def parameter_bytes(sh_degree: int) -> int:
     """Return the bytes of the raw parameters of one Gaussian."""
-    return _FLOAT * (_NUMBERS + 3 * SH_REST[sh_degree])
+    return _FLOAT * (_NUMBERS + 3 * SHN_COUNTS[sh_degree])
 
 
 def state_bytes(count: int, sh_degree: int, *, offloads: bool = False) -> int:
     """Return the bytes of ``count`` Gaussians between two steps: parameters, two moments of each, statistics.
 
-    offloads: without shN and its moments, which are three tensors of rest_bytes().
+    offloads: without shN and its moments, which are three tensors of shN_bytes().
     """
-    away = 3 * rest_bytes(count, sh_degree) if offloads else 0
+    away = 3 * shN_bytes(count, sh_degree) if offloads else 0
     return count * (3 * parameter_bytes(sh_degree) + _TRAINED) - away
 
 
-def rest_bytes(count: int, sh_degree: int) -> int:
+def shN_bytes(count: int, sh_degree: int) -> int:
     """Return the bytes of shN of ``count`` Gaussians, or of one moment of it."""
-    return _FLOAT * 3 * SH_REST[sh_degree] * count
+    return _FLOAT * 3 * SHN_COUNTS[sh_degree] * count
 
 
 def step_memory(backend: Backend, work: Workload) -> MemoryEstimate:
@@ -346,7 +346,7 @@ def render_memory(backend: Backend, work: Workload) -> MemoryEstimate:
     frame = _frame_bytes(backend, work)
     images = work.width * work.height * _RENDER_PIXEL
     isects = _isect_bytes(backend, work, work.isects.boxes, with_grads=False)
-    away = rest_bytes(work.gaussians, work.sh_degree) if work.offloads else 0
+    away = shN_bytes(work.gaussians, work.sh_degree) if work.offloads else 0
     state = work.gaussians * parameter_bytes(work.sh_degree) - away
     return MemoryEstimate(state, frame, images, isects, _lost(backend, frame + images + isects))
 

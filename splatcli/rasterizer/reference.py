@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.rasterizer.step_inputs import NOISE_STEEPNESS, NOISE_THRESHOLD, Regularisation
 from splatcli.scene.camera import Camera
 
@@ -249,7 +249,7 @@ def _colors(gaussians: Gaussians, viewmat: Tensor, degree: int, detach_direction
     if detach_directions:
         offsets = offsets.detach()
     directions = offsets / offsets.square().sum(1, keepdim=True).sqrt()
-    coefficients = torch.cat([gaussians.sh0[:, None, :], gaussians.shN[:, : SH_REST[degree], :]], 1)
+    coefficients = torch.cat([gaussians.sh0[:, None, :], gaussians.shN[:, : SHN_COUNTS[degree], :]], 1)
     return (0.5 + torch.einsum("nk,nkc->nc", sh_basis(directions, degree), coefficients)).clamp(min=0.0)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from splatcli.config import HULL, NAMED_STARTS, RANDOM, SFM, Config, resolve
 from splatcli.errors import SceneError, UsageError
-from splatcli.gaussians import SH_C0, SH_REST, Gaussians
+from splatcli.gaussians import SH_C0, SHN_COUNTS, Gaussians
 from splatcli.reproducible import log, logit_of
 from splatcli.scene.camera import focus_point
 from splatcli.scene.points import morton_order
@@ -127,7 +127,7 @@ def gaussians_from_points(xyz: NDArray[np.float32], rgb: NDArray[np.float32], co
         log_scales=log_scale.float()[:, None].repeat(1, 3),
         logit_opacities=torch.full((n,), logit_of(model.init_opacity), dtype=torch.float32),
         sh0=torch.tensor((rgb - 0.5) / SH_C0, dtype=torch.float32),
-        shN=torch.zeros(n, SH_REST[model.sh_degree], 3, dtype=torch.float32),
+        shN=torch.zeros(n, SHN_COUNTS[model.sh_degree], 3, dtype=torch.float32),
     )
 
 
@@ -312,8 +312,8 @@ def _from_model(config: Config, init_model: Gaussians) -> tuple[Gaussians, list[
     gaussians = init_model.to("cpu").detach_clone()
     notes = [f"started from {len(init_model)} Gaussians of {config.model.init}"]
     if init_model.sh_degree != degree:
-        coefficients = gaussians.shN.new_zeros(len(init_model), SH_REST[degree], 3)
-        shared = min(SH_REST[degree], init_model.shN.shape[1])
+        coefficients = gaussians.shN.new_zeros(len(init_model), SHN_COUNTS[degree], 3)
+        shared = min(SHN_COUNTS[degree], init_model.shN.shape[1])
         coefficients[:, :shared] = gaussians.shN[:, :shared]
         gaussians.shN = coefficients
         verb = "dropped" if degree < init_model.sh_degree else "added as zeros"

@@ -16,7 +16,7 @@ import torch
 
 from splatcli.config import Config, resolve
 from splatcli.errors import ResourceError
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
@@ -39,8 +39,8 @@ from splatcli.rasterizer.memory_estimate import (
     predict_boxes,
     predict_isects,
     render_memory,
-    rest_bytes,
     shared_memory_estimate,
+    shN_bytes,
     state_bytes,
     step_memory,
     tile_row_bytes,
@@ -128,7 +128,7 @@ class MemoryPlan:
 
     def offloaded_bytes(self, count: int) -> int:
         """Return the bytes that are offloaded at the worst moment with ``count`` Gaussians."""
-        one = self.store.nbytes(rest_bytes(count, self.work.sh_degree))
+        one = self.store.nbytes(shN_bytes(count, self.work.sh_degree))
         # Coefficients and two moments; twice that while rows are replaced, or the coefficients while a view is scored.
         return (6 if self.densifies else 4) * one
 
@@ -174,7 +174,7 @@ class MemoryPlan:
 
     def _batch_bytes(self, count: int) -> int:
         """Return the bytes of a view's gradients, their sum, and those of other ranks, where steps have batches."""
-        return 3 * 4 * (16 + 3 * SH_REST[self.work.sh_degree]) * count if self.batched else 0
+        return 3 * 4 * (16 + 3 * SHN_COUNTS[self.work.sh_degree]) * count if self.batched else 0
 
     def _work_at(self, count: int) -> Workload:
         """Return the workload of a step with ``count`` Gaussians."""
@@ -194,8 +194,8 @@ class MemoryPlan:
         """Return the bytes of scoring a view, or of replacing rows by new ones, beside a step's buffers."""
         count, degree = work.gaussians, work.sh_degree
         # shN flushed: all of it, or that which is offloaded piece by piece.
-        pieces = _PIECES * rest_bytes(min(count, ROWS), degree) if work.offloads else 0
-        scoring = 0 if work.offloads else rest_bytes(count, degree)
+        pieces = _PIECES * shN_bytes(min(count, ROWS), degree) if work.offloads else 0
+        scoring = 0 if work.offloads else shN_bytes(count, degree)
         scoring += render_memory(self.backend, work).frame + self._scoring(work)
         refining = state_bytes(count, degree, offloads=work.offloads) + _REFINE_ROW * count if self.densifies else 0
         return max(scoring, refining) + pieces
@@ -225,7 +225,7 @@ class ShardedMemoryPlan(MemoryPlan):
     def _between_steps(self, work: Workload) -> int:
         count, degree = work.gaussians, work.sh_degree
         own = -(-count // self.shards)
-        column = 4 * 3 * max(1, SH_REST[degree])  # the widest one
+        column = 4 * 3 * max(1, SHN_COUNTS[degree])  # the widest one
         scoring = column * own + self._scoring(work)
         saving = column * (count + own)
         refining = 0
@@ -334,7 +334,7 @@ def _offload_notes(config: Config, plan: MemoryPlan) -> list[str]:
         return []
     if degree == 0:
         return ["nothing is offloaded: at SH degree 0 there are no coefficients but the constant one"]
-    now, free = 3 * store.nbytes(rest_bytes(count, degree)), store.free()
+    now, free = 3 * store.nbytes(shN_bytes(count, degree)), store.free()
     if now > free:
         raise ResourceError(
             f"the SH coefficients of {count:,} Gaussians and their moments take {gib(now)} {store.place()}; "

@@ -40,7 +40,7 @@ def shard_of(
 ) -> TrainState:
     """Return the state that was saved, or the shard of process ``place`` = (rank, size); raises as from_checkpoint().
 
-    kept: the rows that are left; None: all. store: where the SH rest goes.
+    kept: the rows that are left; None: all. store: where shN goes.
     """
     if place is None:
         return _all_of(checkpoint, device, kept, store)

@@ -11,7 +11,7 @@ import torch
 from splatcli.checkpoint.state import Checkpoint, DatasetInfo
 from splatcli.config import Config, resolve, with_settings
 from splatcli.errors import SceneError, UsageError
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.native.backend import ISA_VARIABLE, chosen_isa, same_rounding
 from splatcli.rasterizer.adam import AdamState, sum_of_log_sizes
 from splatcli.rasterizer.filter_3d import filter_sizes
@@ -171,7 +171,7 @@ def _with_depth_type(config: Config, scene: Scene) -> Config:
 def _used_sh_degree(gaussians: Gaussians) -> int:
     """Return the highest SH degree of which a coefficient is not zero."""
     for degree in range(gaussians.sh_degree, 0, -1):
-        if bool(gaussians.shN[:, SH_REST[degree - 1] : SH_REST[degree]].any()):
+        if bool(gaussians.shN[:, SHN_COUNTS[degree - 1] : SHN_COUNTS[degree]].any()):
             return degree
     return 0
 
@@ -247,7 +247,7 @@ def _to_device(gaussians: Gaussians, device: str, store: TensorStorage) -> Gauss
     """Return ``gaussians`` on the run's device and in its store; tensors that are there already are shared."""
     if not store.offloads:
         return gaussians.to(device)
-    return gaussians.map(lambda tensor: tensor.to(device), rest=lambda tensor: store.copy(tensor, device))
+    return gaussians.map(lambda tensor: tensor.to(device), shN=lambda tensor: store.copy(tensor, device))
 
 
 def _plan_resumed(

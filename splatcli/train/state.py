@@ -294,7 +294,7 @@ def _to_render(
 
 
 def _copy(gaussians: Gaussians, device: str | torch.device, store: TensorStorage) -> Gaussians:
-    return gaussians.map(lambda t: DEVICE_STORAGE.copy(t, device), rest=lambda t: store.copy(t, device))
+    return gaussians.map(lambda t: DEVICE_STORAGE.copy(t, device), shN=lambda t: store.copy(t, device))
 
 
 def _tensor(checkpoint: Checkpoint, name: str) -> Tensor:

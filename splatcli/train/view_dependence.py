@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.rasterizer.rendering import blend_weights
 from splatcli.reproducible import sqrt
 from splatcli.scene.camera import Camera
@@ -111,7 +111,7 @@ def damp(shN: Tensor, views: Tensor, half: float) -> None:
 
     views: [N], of effective_views(). half: number of views, above 0, at which the coefficients are halved.
     """
-    first = SH_REST[DEGREE - 1]
+    first = SHN_COUNTS[DEGREE - 1]
     ratio = half / views.to(shN.device).double()  # infinite where no view shows the Gaussian
     shN[:, first:] *= (1.0 / (1.0 + ratio**2)).float()[:, None, None]
 
@@ -187,7 +187,7 @@ def shrinkage(
         precision = seen.spread * evidence
         likely = _solved(precision + unit, _times(precision, seen.shN) + prior * guess)
         kept = _times(seen.mean[None], seen.shN - likely)[0]
-        high = SH_REST[DEGREE - 1]
+        high = SHN_COUNTS[DEGREE - 1]
         damped = 1.0 / (1.0 + (half / seen.views) ** 2)
         likely[high:] = guess[high:] + damped * (likely[high:] - guess[high:])
         change[chunk] = torch.cat([kept[None], likely - seen.shN]).permute(2, 0, 1).float()

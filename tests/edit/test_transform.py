@@ -11,7 +11,7 @@ from scipy.spatial.transform import Rotation
 
 from splatcli.edit.transform import Similarity, move_camera, move_gaussians
 from splatcli.formats.transform import sh_rotation
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.rasterizer import render
 from splatcli.rasterizer.reference import sh_basis
 from splatcli.scene.camera import Camera, CameraModel
@@ -52,7 +52,7 @@ def test_the_near_plane_of_a_camera_scales_with_the_model() -> None:
 
 @pytest.mark.parametrize("degree", range(1, 5))
 def test_harmonics_become_the_rotated_function_and_keep_their_length(degree: int) -> None:
-    count = SH_REST[degree]
+    count = SHN_COUNTS[degree]
     mixing = sh_rotation(TURN.rotation, count)
     assert np.abs(mixing @ mixing.T - np.eye(count)).max() < 1e-12
     rng = np.random.default_rng(7)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
 from splatcli.formats.ply import import_ply
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 
 
 def scene(count: int, degree: int = 3, seed: int = 0) -> Gaussians:
@@ -26,7 +26,7 @@ def scene(count: int, degree: int = 3, seed: int = 0) -> Gaussians:
         log_scales=0.7 * normal(count, 3) - 4,
         logit_opacities=2 * normal(count),
         sh0=normal(count, 3) * 0.6,
-        shN=0.15 * normal(count, SH_REST[degree], 3),
+        shN=0.15 * normal(count, SHN_COUNTS[degree], 3),
     )
 
 

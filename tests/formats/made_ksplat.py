@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 
 CAPACITY = 4
 SIDE = 2.0
@@ -74,7 +74,7 @@ def _row(gaussians: Gaussians, row: int, level: int, degree: int, middle: np.nda
     harmonics = gaussians.shN[row].double().numpy()
     for band in range(1, degree + 1):
         for channel in range(3):
-            for value in harmonics[SH_REST[band - 1] : SH_REST[band], channel]:
+            for value in harmonics[SHN_COUNTS[band - 1] : SHN_COUNTS[band], channel]:
                 if level == 2:
                     low, high = SH_RANGE
                     packed += bytes([int((np.clip(value, low, high) - low) / (high - low) * 255)])

@@ -13,7 +13,7 @@ import torch
 from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
 from splatcli.errors import SplatError, VersionError
 from splatcli.formats.registry import format_of, import_model
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 from tests.formats.made import errors, scene
 from tests.formats.made_ksplat import QUANTA, SH_RANGE, SIDE, ksplat
 from tests.formats.test_refusals import at, refusal
@@ -78,7 +78,7 @@ def test_sections_follow_each_other_and_lesser_degrees_are_filled_up(tmp_path: P
     start = 0
     for part, order in zip(parts, orders, strict=True):
         rows = slice(start, start + len(part))
-        wanted = torch.zeros(len(part), SH_REST[2], 3)
+        wanted = torch.zeros(len(part), SHN_COUNTS[2], 3)
         wanted[:, : part.shN.shape[1]] = part.shN
         assert (after.means[rows] - part.means[order]).abs().max() <= LIMITS[1]["means"]
         assert (after.shN[rows] - wanted[order]).abs().max() <= LIMITS[1]["shN"]

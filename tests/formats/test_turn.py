@@ -12,7 +12,7 @@ from scipy.spatial.transform import Rotation
 
 from splatcli.checkpoint.foreign.imported import Columns
 from splatcli.formats.transform import half_turn, sh_rotation, sh_signs, transformed
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.rasterizer import render
 from splatcli.scene.camera import Camera
 from tests.formats.made import rotation_errors, scene
@@ -91,7 +91,7 @@ def test_a_zero_quaternion_turns_as_the_identity_that_it_is() -> None:
 
 
 def test_the_half_turn_is_one_of_all_rotations() -> None:
-    for coefficients in SH_REST:
+    for coefficients in SHN_COUNTS:
         found = sh_rotation(ABOUT_Z[:3, :3], coefficients)
         np.testing.assert_allclose(found, np.diag(sh_signs(coefficients)), atol=1e-12)
 

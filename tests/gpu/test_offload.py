@@ -1,4 +1,4 @@
-"""SH rest in pinned memory of the host: the same bits as a GPU that holds all, with less of its memory."""
+"""shN in pinned memory of the host: the same bits as a GPU that holds all, with less of its memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.backend import Backend
 from splatcli.rasterizer import AsyncEngine, DensifyStats, StepInputs, render
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.memory_estimate import rest_bytes, state_bytes
+from splatcli.rasterizer.memory_estimate import shN_bytes, state_bytes
 from splatcli.rasterizer.offload import DEVICE_STORAGE, Pinned, TensorStorage
 from tests.rasterizer.scenes import random_camera, random_scene
 
@@ -26,7 +26,7 @@ def trained(store: TensorStorage) -> tuple[Gaussians, AdamState, torch.Tensor]:
     )
 
     gaussians, _ = random_scene(5, COUNT, sh_degree=3, scale=0.02)
-    gaussians = gaussians.map(lambda t: t.to(DEVICE), rest=lambda t: store.copy(t, DEVICE))
+    gaussians = gaussians.map(lambda t: t.to(DEVICE), shN=lambda t: store.copy(t, DEVICE))
     adam, stats = AdamState.zeros_like(gaussians, storage=store), DensifyStats.zeros(COUNT, gaussians.device)
     engine = AsyncEngine(Backend.cuda(DEVICE))
     rows = torch.cat([torch.arange(COUNT), torch.arange(0, COUNT, 7)]).sort().values.to(DEVICE)
@@ -64,11 +64,11 @@ def test_it_takes_as_much_less_of_the_device_as_is_planned() -> None:
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated(DEVICE)
         gaussians, _ = random_scene(5, COUNT, sh_degree=3)
-        gaussians = gaussians.map(lambda t: t.to(DEVICE), rest=lambda t, store=store: store.copy(t, DEVICE))
+        gaussians = gaussians.map(lambda t: t.to(DEVICE), shN=lambda t, store=store: store.copy(t, DEVICE))
         adam = AdamState.zeros_like(gaussians, storage=store)
         held.append(torch.cuda.memory_allocated(DEVICE) - before)
         del gaussians, adam
-    assert held[0] - held[1] == pytest.approx(3 * rest_bytes(COUNT, 3), rel=0.01)
+    assert held[0] - held[1] == pytest.approx(3 * shN_bytes(COUNT, 3), rel=0.01)
     assert held[1] <= state_bytes(COUNT, 3, offloads=True) * 1.01
 
 
@@ -77,7 +77,7 @@ def test_a_number_that_is_none_is_found_there_too() -> None:
 
     gaussians, _ = random_scene(5, 1000, sh_degree=3)
     store = Pinned()
-    gaussians = gaussians.map(lambda t: t.to(DEVICE), rest=lambda t: store.copy(t, DEVICE))
+    gaussians = gaussians.map(lambda t: t.to(DEVICE), shN=lambda t: store.copy(t, DEVICE))
     adam = AdamState.zeros_like(gaussians, storage=store)
     adam.exp_avg.shN[700, 3, 1] = float("nan")
     watch = FiniteMonitor()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.scene.camera import Camera, CameraModel
 
 #: A scene with image and gradients that gsplat made on a GPU; see the README beside it.
@@ -86,7 +86,7 @@ def random_gaussians(
         log_scales=math.log(scale) + 0.6 * normal(n, 3),
         logit_opacities=2.0 * normal(n),
         sh0=0.8 * normal(n, 3),
-        shN=0.2 * normal(n, SH_REST[sh_degree], 3),
+        shN=0.2 * normal(n, SHN_COUNTS[sh_degree], 3),
     )
     return gaussians.map(lambda t: t.to(dtype))
 
@@ -103,7 +103,7 @@ def normal_gaussians(count: int, degree: int, generator: torch.Generator) -> Gau
         log_scales=normal(count, 3) - 4,
         logit_opacities=normal(count),
         sh0=normal(count, 3),
-        shN=normal(count, SH_REST[degree], 3),
+        shN=normal(count, SHN_COUNTS[degree], 3),
     )
 
 

@@ -231,11 +231,11 @@ def test_a_step_touches_no_row_that_its_view_does_not_reach(kind: str, tmp_path:
 
 
 def _steps_with_forbidden_pages(kind: str, folder: Path) -> bool:
-    """Whether two steps moved what is seen, with most pages of SH rest and moments forbidden."""
+    """Whether two steps moved what is seen, with most pages of shN and its moments forbidden."""
     gaussians, camera = random_scene(3, 6000, width=70, height=50, sh_degree=3, scale=0.02)
     half = slice(3000, 6000)
     gaussians.means[half] = torch.from_numpy(camera.center).float() - 3.0 * torch.from_numpy(camera.viewmat[2, :3])
-    gaussians = gaussians.map(lambda t: t, rest=lambda t: MemoryMapped(folder).copy(t, CPU))
+    gaussians = gaussians.map(lambda t: t, shN=lambda t: MemoryMapped(folder).copy(t, CPU))
     adam, stats = AdamState.zeros_like(gaussians, storage=MemoryMapped(folder)), DensifyStats.zeros(len(gaussians))
     before = gaussians.shN[:3000].clone()
     protect = ctypes.CDLL(None, use_errno=True).mprotect
@@ -263,7 +263,7 @@ def test_missed_steps_are_made_up_for_with_the_same_bits(
 ) -> None:
     def flushed(store: stores.TensorStorage) -> tuple[AdamState, Gaussians, Gaussians]:
         gaussians, _ = random_scene(8, 100, sh_degree=2)
-        gaussians = gaussians.map(lambda t: t.clone(), rest=lambda t: store.copy(t, CPU))
+        gaussians = gaussians.map(lambda t: t.clone(), shN=lambda t: store.copy(t, CPU))
         adam = AdamState.zeros_like(gaussians, storage=store)
         noise = torch.Generator().manual_seed(1)
         adam.exp_avg.shN.copy_(torch.randn(100, 8, 3, generator=noise))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from splatcli.gaussians import GROUPS, SH_REST, Gaussians
+from splatcli.gaussians import GROUPS, SHN_COUNTS, Gaussians
 from splatcli.rasterizer import reference
 from splatcli.rasterizer.reference import project_reference, render_reference
 from splatcli.scene.camera import Camera
@@ -40,7 +40,7 @@ def splat(
         log_scales=torch.tensor([scale], dtype=F64).log(),
         logit_opacities=torch.tensor([logit(opacity)], dtype=F64),
         sh0=(torch.tensor([color], dtype=F64) - 0.5) / C0,
-        shN=torch.zeros(1, SH_REST[sh_degree], 3, dtype=F64),
+        shN=torch.zeros(1, SHN_COUNTS[sh_degree], 3, dtype=F64),
     )
 
 

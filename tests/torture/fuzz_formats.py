@@ -25,7 +25,7 @@ from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.registry import CHECKPOINT, FORMATS, format_of, import_model
 from splatcli.formats.selection import select
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 from tests.formats.made_gltf import spz_glb
 from tests.formats.made_ksplat import ksplat
 from tests.formats.made_sog import bundled, sog_1
@@ -93,7 +93,7 @@ def _model(count: int, degree: int) -> Gaussians:
     return Gaussians(
         **values,
         logit_opacities=torch.randn(count, generator=rng),
-        shN=0.2 * torch.randn(count, SH_REST[degree], 3, generator=rng),
+        shN=0.2 * torch.randn(count, SHN_COUNTS[degree], 3, generator=rng),
     )
 
 
@@ -120,7 +120,7 @@ def _read(path: Path, lenient: bool) -> None:
     # Raw: whether the numbers look activated is not the question here.
     model, _ = to_gaussians(stored, ImportOptions(Space.RAW), path)
     count = len(model)
-    assert model.shN.shape[1] in SH_REST
+    assert model.shN.shape[1] in SHN_COUNTS
     for name, tensor in model.items():
         assert len(tensor) == count, name
         assert tensor.dtype == torch.float32, name

@@ -10,7 +10,7 @@ import numpy as np
 import plyfile
 
 from splatcli.formats.ply import RAW_COMMENT
-from splatcli.gaussians import SH_REST
+from splatcli.gaussians import SHN_COUNTS
 from splatcli.scene.points import read_points_ply
 from tests.formats.made import read_ply
 from tests.torture.harness import Case, Figure, fuzz, main, refused, rng_of
@@ -50,7 +50,7 @@ def _read(path: Path, gaussians: bool) -> None:
         return
     model = read_ply(path)
     count, rest = len(model), model.shN.shape[1]
-    assert rest in SH_REST
+    assert rest in SHN_COUNTS
     shapes = {"means": (count, 3), "quats": (count, 4), "log_scales": (count, 3), "logit_opacities": (count,)}
     shapes |= {"sh0": (count, 3), "shN": (count, rest, 3)}
     for name, tensor in model.items():
@@ -79,7 +79,7 @@ def malformed(rng: random.Random, gaussians: bool) -> bytes:
 def _sound(rng: random.Random, gaussians: bool) -> bytes:
     names = ["x", "y", "z"]
     if gaussians:
-        rest = 3 * rng.choice(SH_REST)
+        rest = 3 * rng.choice(SHN_COUNTS)
         names += ["nx", "ny", "nz", *(f"f_dc_{i}" for i in range(3)), *(f"f_rest_{i}" for i in range(rest))]
         names += ["opacity", *(f"scale_{i}" for i in range(3)), *(f"rot_{i}" for i in range(4))]
     elif rng.random() < 0.8:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from splatcli.config import Config, DataConfig
-from splatcli.gaussians import GROUPS, SH_REST, Gaussians
+from splatcli.gaussians import GROUPS, SHN_COUNTS, Gaussians
 from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs, render
 from splatcli.rasterizer.memory_budget import held_memory
@@ -51,7 +51,7 @@ class Case:
 
     work: "step" or "render". scene: "random", or a folder of the data, with its own image sizes. size: median standard
     deviation of the Gaussians, in world units; of real scenes, against the distance to the nearest points. offload:
-    with SH rest and its moments elsewhere.
+    with shN and its moments elsewhere.
     """
 
     work: str
@@ -220,7 +220,7 @@ def _scene(case: Case) -> tuple[Gaussians, list[Camera]]:
             log_scales=torch.randn(count, 3, generator=rng).mul_(0.6).add_(float(np.log(case.size))),
             logit_opacities=torch.randn(count, generator=rng).mul_(2.0),
             sh0=torch.randn(count, 3, generator=rng),
-            shN=torch.randn(count, SH_REST[case.sh_degree], 3, generator=rng).mul_(0.2),
+            shN=torch.randn(count, SHN_COUNTS[case.sh_degree], 3, generator=rng).mul_(0.2),
         )
         return gaussians, [random_camera(k, case.width, case.height) for k in range(STEPS)]
     scene = read_scene(DATA / case.scene, DataConfig())
@@ -238,7 +238,7 @@ def _scene(case: Case) -> tuple[Gaussians, list[Camera]]:
             log_scales=log_scales,
             logit_opacities=torch.full((case.gaussians,), 1.0),
             sh0=start.sh0[rows],
-            shN=torch.zeros(case.gaussians, SH_REST[case.sh_degree], 3).add_(0.01),
+            shN=torch.zeros(case.gaussians, SHN_COUNTS[case.sh_degree], 3).add_(0.01),
         ),
         scene.cameras[:: max(1, len(scene.cameras) // STEPS)][:STEPS],
     )

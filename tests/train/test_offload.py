@@ -25,7 +25,7 @@ from splatcli.rasterizer.memory_estimate import (
     IsectCount,
     Workload,
     parameter_bytes,
-    rest_bytes,
+    shN_bytes,
     state_bytes,
     step_memory,
 )
@@ -87,7 +87,7 @@ def story(events: Iterator[Event]) -> list[str]:
 
 
 def away(trainer: Trainer) -> bool:
-    """Whether SH rest and moments are all in files of the run folder."""
+    """Whether shN and its moments are all in files of the run folder."""
     adam = trainer.state.adam
     tensors = (trainer.state.gaussians.shN, adam.exp_avg.shN, adam.exp_avg_sq.shN)
     lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "/offload.tmp." in line]
@@ -230,11 +230,11 @@ def test_batches_are_refused_for_their_gradients_take_what_is_saved() -> None:
 
 def test_a_gaussian_s_state_is_split_between_here_and_there() -> None:
     for degree, rest in enumerate((0, 3, 8, 15, 24)):
-        here, there = state_bytes(100, degree, offloads=True), 3 * rest_bytes(100, degree)
+        here, there = state_bytes(100, degree, offloads=True), 3 * shN_bytes(100, degree)
         assert here == 100 * (3 * 56 + 12)
         assert there == 100 * 3 * 12 * rest
         assert here + there == state_bytes(100, degree)
-        assert parameter_bytes(degree) == 56 + rest_bytes(1, degree)
+        assert parameter_bytes(degree) == 56 + shN_bytes(1, degree)
 
 
 def memory_plan_of(store: TensorStorage, *, densifies: bool = True) -> MemoryPlan:
@@ -249,7 +249,7 @@ def test_what_is_offloaded_is_not_counted_here_and_all_of_it_there(tmp_path: Pat
     count = 1_000_000
     assert plain.start_bytes() - mapped.start_bytes() == plain.min_bytes() - mapped.min_bytes() == 540 * count
     # While rows are replaced, both of them; beside it some pieces.
-    pieces = 6 * rest_bytes(1 << 16, 3)
+    pieces = 6 * shN_bytes(1 << 16, 3)
     assert plain.peak_bytes(count) - mapped.peak_bytes(count) == 2 * 540 * count - pieces
     assert mapped.max_gaussians() > 2 * plain.max_gaussians()
     assert mapped.offloaded_bytes(count) == 6 * 180 * count

@@ -16,7 +16,7 @@ from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.config import Config
 from splatcli.formats.ply import write_ply_file
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.rasterizer import NativeEngine, render
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import LoadedImage
@@ -146,11 +146,11 @@ def test_colours_of_each_degree_are_trained_saved_resumed_and_exported(degree: i
         second = Trainer.resume(stored, scene, run_dir=run_dir, engine=engine(), renderer=plain_renderer)
         list(second.run())
     shown = whole.state.gaussians_to_render()
-    assert shown.shN.shape[1] == SH_REST[degree]
+    assert shown.shN.shape[1] == SHN_COUNTS[degree]
     for name, tensor in shown.items():
         assert torch.equal(tensor, getattr(second.state.gaussians_to_render(), name)), name
     # The last degree's coefficients have left zero, where there are any.
-    last = shown.shN[:, SH_REST[degree - 1] if degree else 0 :]
+    last = shown.shN[:, SHN_COUNTS[degree - 1] if degree else 0 :]
     assert last.numel() == 0 or bool((last != 0).any())
     write_ply_file(shown, tmp_path / "x.ply")
     for name, tensor in read_ply(tmp_path / "x.ply").items():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
-from splatcli.gaussians import GROUPS, SH_REST, Gaussians
+from splatcli.gaussians import GROUPS, SHN_COUNTS, Gaussians
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.step_inputs import DensifyStats, StepInputs, SyncEngine
 from splatcli.scene.camera import Camera
@@ -37,7 +37,7 @@ def random_gaussians(n: int, seed: int = 0, *, degree: int = 1, dtype: torch.dty
         log_scales=0.2 * normal(n, 3) - 2.3,
         logit_opacities=normal(n),
         sh0=normal(n, 3),
-        shN=0.1 * normal(n, SH_REST[degree], 3),
+        shN=0.1 * normal(n, SHN_COUNTS[degree], 3),
     )
 
 

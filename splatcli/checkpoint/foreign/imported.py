@@ -28,7 +28,7 @@ from splatcli.checkpoint.activation_check import (
 )
 from splatcli.checkpoint.schema import dtype_name, listed, nonfinite
 from splatcli.errors import DivergedError, ModelFileError, SplatError
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.progress import report
 from splatcli.scene.camera import Camera
 
@@ -48,7 +48,7 @@ _SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "scales": ((-1, 3),),
     "opacities": ((-1,), (-1, 1)),
     "sh0": ((-1, 3), (-1, 1, 3)),
-    **{"shN": tuple((-1, size, 3) for size in SH_REST)},
+    **{"shN": tuple((-1, size, 3) for size in SHN_COUNTS)},
 }
 
 Floats = NDArray[np.float32]
@@ -154,7 +154,7 @@ class ImportedModel:
 
     @property
     def sh_degree(self) -> int:
-        return SH_REST.index(self.columns.shN.shape[1])
+        return SHN_COUNTS.index(self.columns.shN.shape[1])
 
     def nonfinite(self) -> list[str]:
         """Return a sentence for each column with NaN or infinite values: how many, and where the first is."""

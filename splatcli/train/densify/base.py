@@ -57,7 +57,7 @@ class Refinement:
 
     def gather(self, old: Gaussians, store: TensorStorage = DEVICE_STORAGE) -> Gaussians:
         """Return the rows of ``old`` that the new ones are copied from; its shN is in ``store``."""
-        return old.map(lambda column: column[self.source], rest=lambda shN: store.rows(shN, self.source))
+        return old.map(lambda column: column[self.source], shN=lambda shN: store.rows(shN, self.source))
 
     def without(self, rows: Tensor) -> Refinement:
         """Return the same refinement, where ``rows`` [M] bool are pruned too."""

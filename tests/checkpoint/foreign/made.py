@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from splatcli.checkpoint.foreign.imported import Columns
-from splatcli.gaussians import SH_REST
+from splatcli.gaussians import SHN_COUNTS
 
 
 def tables_of(count: int = 200, degree: int = 1, seed: int = 0) -> Columns:
@@ -29,7 +29,7 @@ def tables_of(count: int = 200, degree: int = 1, seed: int = 0) -> Columns:
         scales=0.4 * normal(count, 3) - 4,
         opacities=2 * normal(count) - 1,
         sh0=normal(count, 3),
-        shN=0.1 * normal(count, SH_REST[degree], 3),
+        shN=0.1 * normal(count, SHN_COUNTS[degree], 3),
     )
 
 
