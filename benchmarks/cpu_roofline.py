@@ -156,11 +156,11 @@ class Counts:
         }
 
 
-def count(frame: RasterContext, counts: Counts, view: abi.View) -> None:
-    """Add the pairs of Gaussians and pixels of the view that ``frame`` has listed to ``counts``."""
+def count(context: RasterContext, counts: Counts, view: abi.View) -> None:
+    """Add the pairs of Gaussians and pixels of the view that ``context`` has listed to ``counts``."""
     across = -(-view.width // abi.TILE)
     tiles = across * -(-view.height // abi.TILE)
-    arena = frame.arena
+    arena = context.arena
     starts = arena.take("tile_starts", 0, torch.int64)[: tiles + 1].tolist()
     listed, masks = arena.take("isect_gaussians", 0, torch.int32), arena.take("isect_masks", 0, torch.int16)
     projected = arena.take("projected", 0, torch.float32)
@@ -223,7 +223,7 @@ def measure(model: Path, resolution: float | None, rounds: int) -> dict[str, Any
         peaks.measure()
         for _ in range(3):
             engine.step(gaussians, adam, inputs)
-    native = engine.frame.native
+    native = engine.context.native
     counts = Counts(
         len(gaussians),
         gaussians.shN[0].numel(),
@@ -232,7 +232,7 @@ def measure(model: Path, resolution: float | None, rounds: int) -> dict[str, Any
         native.isects,
         camera.width * camera.height,
     )
-    count(engine.frame, counts, abi.View(width=camera.width, height=camera.height))
+    count(engine.context, counts, abi.View(width=camera.width, height=camera.height))
     return {
         **origin(),
         "threads": 1,

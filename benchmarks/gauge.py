@@ -256,7 +256,7 @@ class Engine(NativeEngine):
     """The CPU's engine, which lends the gradient of its last image."""
 
     def v_image(self, camera: Camera) -> torch.Tensor:
-        return self._stages._images(camera)[1]
+        return self._pipeline._images(camera)[1]
 
 
 def our_step(scene: Scene) -> tuple[dict[str, Any], Gaussians, torch.Tensor]:
@@ -279,13 +279,13 @@ def our_step(scene: Scene) -> tuple[dict[str, Any], Gaussians, torch.Tensor]:
     ours, moments = gaussians.detach_clone(), copy.deepcopy(adam)
     expected = cpu.step(gaussians, adam, inputs(scene.cameras[-1]))
     backend = Backend(load(library), torch.float32, 0, torch.device("cpu"), 0, 0x51, True)
-    engine = AsyncEngine(backend, capacity=round_capacity(cpu.frame.native.isects))
+    engine = AsyncEngine(backend, capacity=round_capacity(cpu.context.native.isects))
     with machine().profile():
         losses = engine.submit(ours, moments, inputs(scene.cameras[-1])) + engine.drain()
     if not abs(losses[0] - expected) < 1e-4:
         raise SystemExit(f"gauge: {scene.name}: the loss is {losses[0]} in PTX and {expected} on the CPU")
-    assert engine.frame.counters is not None
-    visible, _, isects, _ = engine.frame.counters.tolist()
+    assert engine.context.counters is not None
+    visible, _, isects, _ = engine.context.counters.tolist()
     camera = scene.cameras[-1]
     v_image = cpu.v_image(camera).clone()
     return {

@@ -89,7 +89,7 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
     gc.collect()
     _times.clear()
     held = memory("VmRSS")
-    frame, seconds = _run(backend, case, rounds)
+    context, seconds = _run(backend, case, rounds)
     taken = memory("VmHWM") - held
     stages = {}
     for name in (name for name in STAGES if name in _times):
@@ -98,8 +98,8 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
         stages[name] = round(1e3 * min(sums), 3)
     return {
         **asdict(case),
-        "visible": frame.native.visible,
-        "isects": frame.native.isects,
+        "visible": context.native.visible,
+        "isects": context.native.isects,
         "step_ms": round(1e3 * seconds, 2),
         "stages_ms": stages,
         "peak_bytes": taken,
@@ -148,7 +148,7 @@ def _run(backend: Any, case: Case, rounds: int) -> tuple[Any, float]:
         else:
             single.step(gaussians, adam, inputs[0])
         times.append(time.thread_time() - started)
-    return batch._pipeline.frame if case.kind == "views" else single.frame, min(times)
+    return batch._pipeline.context if case.kind == "views" else single.context, min(times)
 
 
 def exponents(rows: list[dict[str, Any]]) -> dict[str, list[float]]:

@@ -77,29 +77,29 @@ def main() -> None:
             print(f"{name}: {launches} launches, {sum(calls.values())} entries: {dict(calls)}")
             print(f"{name}: a step {microseconds(lambda: step(engine, inputs)):7.1f} us")  # noqa: B023
             emulator.clear_trace()
-        stages, frame = engine._stages, engine.frame
-        view = stages.view(gaussians, camera, inputs)
-        update = stages._update(adam, 1, inputs)
+        pipeline, context = engine._pipeline, engine.context
+        view = pipeline.view(gaussians, camera, inputs)
+        update = pipeline._adam_update(adam, 1, inputs)
         arrays = backend.arrays(gaussians)
-        image, v_image, alpha = stages._images(camera)
-        out, v_out = frame.images(view, image, alpha, None), frame.images(view, v_image, None, None)
-        means = torch.zeros(2, dtype=torch.float64)
+        image, v_image, alpha = pipeline._images(camera)
+        out, v_out = context.images(view, image, alpha, None), context.images(view, v_image, None, None)
+        l1_ssim = torch.zeros(2, dtype=torch.float64)
         call = abi.Call(device=0, stream=0x51, dtype=0, threads=0)
         parts: dict[str, Callable[[], object]] = {
-            "view": lambda: stages.view(gaussians, camera, inputs),
-            "Adam's arrays": lambda: stages._update(adam, 1, inputs),
-            "project": lambda: frame.project(view, gaussians, update),
-            "bin": lambda: frame.bin(view, arrays, capacity=400_000),
-            "blend": lambda: frame.blend(view, background, image, alpha, None),
-            "loss": lambda: stages.loss(image, target, v_image, 0.2, means),
-            "blend, backward": lambda: frame.blend_vjp(view, background, out, v_out),
-            "images": lambda: (stages._images(camera), frame.images(view, image, alpha, None)),
-            "projection, backward": lambda: frame.project_vjp(
+            "view": lambda: pipeline.view(gaussians, camera, inputs),
+            "Adam's arrays": lambda: pipeline._adam_update(adam, 1, inputs),
+            "project": lambda: context.project(view, gaussians, update),
+            "bin": lambda: context.bin(view, arrays, capacity=400_000),
+            "blend": lambda: context.blend(view, background, image, alpha, None),
+            "loss": lambda: pipeline.loss(image, target, v_image, 0.2, l1_ssim),
+            "blend, backward": lambda: context.blend_vjp(view, background, out, v_out),
+            "images": lambda: (pipeline._images(camera), context.images(view, image, alpha, None)),
+            "projection, backward": lambda: context.project_vjp(
                 view, arrays, adam=update, grad2d=stats.grad2d, count=stats.count
             ),
-            "noise": lambda: stages.noise(gaussians, 1, inputs),
-            "one entry": lambda: backend.call("bin_bytes", view, frame.native),
-            "the same without Backend.call": lambda: library.splat_bin_bytes(call, view, frame.native),
+            "noise": lambda: pipeline.noise(gaussians, 1, inputs),
+            "one entry": lambda: backend.call("bin_bytes", view, context.native),
+            "the same without Backend.call": lambda: library.splat_bin_bytes(call, view, context.native),
             "six tensors' checks": lambda: backend.arrays(gaussians),
         }
         for name, part in parts.items():

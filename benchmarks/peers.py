@@ -132,9 +132,9 @@ def accumulate_along_rays(weights: Tensor, values: Tensor | None, ray_indices: T
 def pairs_of(backend: Backend, gaussians: Gaussians, camera: Camera, sh_degree: int) -> tuple[Tensor, Tensor]:
     """Return (Gaussians [M], pixels [M]) of all pairs that contribute, pixel by pixel, front to back."""
     view = view_of(camera, sh_degree=sh_degree, antialiased=False, with_depth=False)
-    frame = RasterContext(backend)
-    frame.bin(view, frame.project(view, gaussians), with_grads=False)
-    take = frame.arena.take
+    context = RasterContext(backend)
+    context.bin(view, context.project(view, gaussians), with_grads=False)
+    take = context.arena.take
     across, down = -(-camera.width // abi.TILE), -(-camera.height // abi.TILE)
     starts = take("tile_starts", 0, torch.int64)[: across * down + 1].tolist()
     listed, ids = take("isect_gaussians", 0, torch.int32), take("ids", 0, torch.int32)

@@ -87,7 +87,7 @@ def by_the_formula(points: int) -> dict[tuple[int, bool], list[float]]:
 
     def watched(*arguments: Any) -> Any:
         result = make(*arguments)
-        seen.append(engine._pipeline.frame.visible_slots()[0].clone())
+        seen.append(engine._pipeline.context.visible_slots()[0].clone())
         return result
 
     engine._gradients = watched

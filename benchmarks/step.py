@@ -148,8 +148,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         )
         if k >= 0:
             total.append(1e3 * (time.perf_counter() - started))
-            counts["visible"].append(engine.frame.native.visible)
-            counts["pairs"].append(engine.frame.native.isects)
+            counts["visible"].append(engine.context.native.visible)
+            counts["pairs"].append(engine.context.native.isects)
 
     camera = scene.cameras[views[0]]
     return {

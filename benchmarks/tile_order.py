@@ -63,15 +63,15 @@ class Lists:
     @classmethod
     def of(cls, scene: Scene) -> Lists:
         camera, gaussians = scene.cameras[-1], scene.gaussians
-        frame = RasterContext(Backend.cpu())
+        context = RasterContext(Backend.cpu())
         view = view_of(camera, sh_degree=gaussians.sh_degree, antialiased=False, with_depth=False)
-        frame.bin(view, frame.project(view, gaussians))
+        context.bin(view, context.project(view, gaussians))
         image, alpha = torch.empty(camera.height, camera.width, 3), torch.empty(camera.height, camera.width)
-        frame.blend(view, torch.zeros(3), image, alpha, None)
+        context.blend(view, torch.zeros(3), image, alpha, None)
         count = tiles_of(view)
-        starts = frame.arena.take("tile_starts", 0, torch.int64)[: count + 1]
-        ends = frame.arena.take("tile_ends", 0, torch.int32)[:count].long()
-        masks = frame.arena.take("isect_masks", 0, torch.int16)[: int(starts[-1])].int() & 0xFFFF
+        starts = context.arena.take("tile_starts", 0, torch.int64)[: count + 1]
+        ends = context.arena.take("tile_ends", 0, torch.int32)[:count].long()
+        masks = context.arena.take("isect_masks", 0, torch.int16)[: int(starts[-1])].int() & 0xFFFF
         lengths = starts.diff()
         tiles = torch.repeat_interleave(torch.arange(count), lengths)
         evaluated = torch.arange(len(masks)) - starts[:-1][tiles] < ends[tiles]

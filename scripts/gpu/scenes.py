@@ -175,7 +175,7 @@ class Training:
 
     def counts(self) -> dict[str, float]:
         """Return the counts of the last view: visible Gaussians and tile intersections."""
-        visible, _, isects, overflow = self.engine.frame.counters.tolist()
+        visible, _, isects, overflow = self.engine.context.counters.tolist()
         return {
             "visible": visible,
             "visible_share": round(visible / max(1, len(self.gaussians)), 3),

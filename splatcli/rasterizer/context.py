@@ -213,8 +213,8 @@ class RasterContext:
         self.native.channels = ctypes.pointer(self.channels)
 
     @property
-    def width(self) -> int:
-        """Return the channels of the images."""
+    def num_channels(self) -> int:
+        """The channels of the images."""
         return 3 if self.channels is None else int(self.channels.count)
 
     def bin(
@@ -273,10 +273,10 @@ class RasterContext:
         return max(1, int(self.counters[abi.COUNT_MAX_ISECTS]))
 
     def blend(self, view: abi.View, background: Tensor, image: Tensor, alpha: Tensor, depth: Tensor | None) -> None:
-        """Fill image [H, W, D], alpha [H, W] and, with_depth, depth [H, W]; background [D]. D is ``width``."""
+        """Fill image [H, W, D], alpha [H, W] and, with_depth, depth [H, W]; background [D]. D is ``num_channels``."""
         out = self.images(view, image, alpha, depth)
         for part, _ in self._listed(view):
-            self.backend.call("blend", part, self.native, self.backend.pointer(background, self.width), out)
+            self.backend.call("blend", part, self.native, self.backend.pointer(background, self.num_channels), out)
 
     def blend_vjp(
         self,
@@ -295,9 +295,9 @@ class RasterContext:
         """
         partials, v_colour = None, None
         if v_background is not None:
-            partials = self._take("background_partials", self.width * tiles_of(view), self.backend.dtype)
-            v_colour = self.backend.pointer(v_background, self.width)
-        colour = self.backend.pointer(background, self.width)
+            partials = self._take("background_partials", self.num_channels * tiles_of(view), self.backend.dtype)
+            v_colour = self.backend.pointer(v_background, self.num_channels)
+        colour = self.backend.pointer(background, self.num_channels)
         sums = self._begin_sums() if with_geometry and len(self.bands) > 1 else None
         for part, is_last in self._listed(view):
             isects = self.native.isects if self.counters is None else self.native.max_isects
@@ -305,9 +305,9 @@ class RasterContext:
             if with_geometry:
                 self.native.isect_grads = self._take("isect_grads", isects * abi.ISECT_GRAD, self.backend.dtype)
             if self.channels is not None and v_colors is not None:
-                at_once = min(self.width, abi.CHANNELS_AT_ONCE)
+                at_once = min(self.num_channels, abi.CHANNELS_AT_ONCE)
                 self.channels.isect_grads = self._take("channel_grads", isects * at_once, self.backend.dtype)
-                self.channels.v_colors = self.backend.pointer(v_colors, int(self.channels.n), self.width)
+                self.channels.v_colors = self.backend.pointer(v_colors, int(self.channels.n), self.num_channels)
             self.backend.call(
                 "blend_vjp", part, self.native, colour, out, v_out, partials, v_colour if is_last else None
             )
@@ -463,7 +463,7 @@ class RasterContext:
         h, w = view.height, view.width
         pointer = self.backend.pointer
         return abi.Images(
-            image=pointer(image, h, w, self.width),
+            image=pointer(image, h, w, self.num_channels),
             alpha=None if alpha is None else pointer(alpha, h, w),
             depth=None if depth is None else pointer(depth, h, w),
         )

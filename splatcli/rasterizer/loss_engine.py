@@ -88,7 +88,7 @@ class LossEngine(SyncEngine):
         apply_gradients(self._pipeline, gaussians, gradients, adam, inputs)
         if view_params is not None:
             view_params.apply_grad(v_pose, v_colours)
-        self.isects = int(rendered.frame.native.max_isects)
+        self.isects = int(rendered.context.native.max_isects)
         return float(loss.detach())
 
 

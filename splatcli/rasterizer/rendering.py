@@ -201,9 +201,9 @@ class ViewRender:
         inputs = [*self.parameters, self.background, self.viewmat, *([] if self.colors is None else [self.colors])]
         self.with_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
         self._filter_3d = None if filter_3d is None else prepare(filter_3d.detach())
-        self.frame = RasterContext(backend, budget, slack=0.0)
+        self.context = RasterContext(backend, budget, slack=0.0)
         if self.colors is not None:
-            self.frame.set_channels(self.colors.detach())
+            self.context.set_channels(self.colors.detach())
         self.view = view_of(
             camera,
             sh_degree=sh_degree,
@@ -219,15 +219,15 @@ class ViewRender:
         if self._bounds is not None:
             chunks = -(-len(gaussians) // abi.CHUNK)
             self.view.bounds = backend.pointer(self._bounds, chunks, abi.BOUNDS)
-        self.arrays = self.frame.project(self.view, Gaussians(*(tensor.detach() for tensor in self.parameters)))
+        self.arrays = self.context.project(self.view, Gaussians(*(tensor.detach() for tensor in self.parameters)))
 
     def project(self) -> Projected:
         """Return the projected Gaussians; all zeros in plain torch."""
         if self.projected is None:
             self.projected = self._empty()
             if self._plain is None:
-                self.visible = self.frame.visible_slots()
-                _unpack(self.frame, self.visible, self.projected)
+                self.visible = self.context.visible_slots()
+                _unpack(self.context, self.visible, self.projected)
         return self.projected
 
     def blend(self, means2d: Tensor | None = None, shares: Tensor | None = None) -> Render:
@@ -253,13 +253,15 @@ class ViewRender:
         if self._plain is not None:
             (weights,) = torch.autograd.grad(self._plain.image.sum(), self.colors)
             return weights[:, 0]
-        frame, view, weights = self.frame, self.view, torch.zeros_like(self.colors)
-        frame.bin(view, self.arrays, with_grads=True)
+        context, view, weights = self.context, self.view, torch.zeros_like(self.colors)
+        context.bin(view, self.arrays, with_grads=True)
         image = self.background.new_empty(view.height, view.width, 1)
         alpha, depth = torch.empty_like(image[..., 0]), torch.empty_like(image[..., 0])
-        frame.blend(view, self.background, image, alpha, depth)
-        images, gradients = frame.images(view, image, alpha, depth), torch.ones_like(image)
-        frame.blend_vjp(view, self.background, images, frame.images(view, gradients, None, None), None, weights, False)
+        context.blend(view, self.background, image, alpha, depth)
+        images, gradients = context.images(view, image, alpha, depth), torch.ones_like(image)
+        context.blend_vjp(
+            view, self.background, images, context.images(view, gradients, None, None), None, weights, False
+        )
         return weights[:, 0]
 
     def _empty(self) -> Projected:
@@ -296,13 +298,13 @@ class _Rasterize(torch.autograd.Function):
         colors: Tensor | None,
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
-        frame, view = view_render.frame, view_render.view
-        frame.bin(view, view_render.arrays, with_grads=view_render.with_gradients)
+        context, view = view_render.context, view_render.view
+        context.bin(view, view_render.arrays, with_grads=view_render.with_gradients)
         size = (view.height, view.width)
-        image = background.new_empty(*size, frame.width)
+        image = background.new_empty(*size, context.num_channels)
         alpha = background.new_empty(size)
         depth = background.new_empty(size)
-        frame.blend(view, background, image, alpha, depth)
+        context.blend(view, background, image, alpha, depth)
         ctx.view_render, ctx.with_means2d = view_render, means2d is not None
         ctx.save_for_backward(background, viewmat, image, alpha, depth, colors, *parameters)
         return image, alpha, depth
@@ -311,7 +313,7 @@ class _Rasterize(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         background, viewmat, image, alpha, depth, colors, *parameters = ctx.saved_tensors
-        frame: RasterContext = ctx.view_render.frame
+        context: RasterContext = ctx.view_render.context
         view: abi.View = ctx.view_render.view
         v_image, v_alpha, v_depth = (None if g is None else g.contiguous() for g in grads)
         if v_image is None:
@@ -319,17 +321,17 @@ class _Rasterize(torch.autograd.Function):
         needs_pose = ctx.view_render.has_pose and ctx.needs_input_grad[2]
         v_background = torch.empty_like(background) if ctx.needs_input_grad[1] else None
         v_colors = torch.zeros_like(colors) if ctx.needs_input_grad[5] else None
-        v_viewmat = viewmat.new_empty(4, 4, device=frame.backend.device) if needs_pose else None
+        v_viewmat = viewmat.new_empty(4, 4, device=context.backend.device) if needs_pose else None
         gaussians = Gaussians(*parameters)
         gradients = gaussians.map(torch.empty_like)
         # Colours alone, as of features of a model that stays as it is, need no geometry.
         with_geometry = colors is None or any((*ctx.needs_input_grad[2:5], *ctx.needs_input_grad[6:]))
-        frame.native.with_abs = ctx.with_means2d
-        frame.blend_vjp(
+        context.native.with_abs = ctx.with_means2d
+        context.blend_vjp(
             view,
             background,
-            frame.images(view, image, alpha, depth),
-            frame.images(view, v_image, v_alpha, v_depth),
+            context.images(view, image, alpha, depth),
+            context.images(view, v_image, v_alpha, v_depth),
             v_background,
             v_colors,
             with_geometry,
@@ -339,12 +341,12 @@ class _Rasterize(torch.autograd.Function):
         v_means2d = None
         if ctx.with_means2d:
             projected = ctx.view_render.project()
-            v_means2d = _means2d_vjp(frame, ctx.view_render.visible, projected)
-            frame.native.with_abs = False
-        frame.project_vjp(
+            v_means2d = _means2d_vjp(context, ctx.view_render.visible, projected)
+            context.native.with_abs = False
+        context.project_vjp(
             view,
-            frame.backend.arrays(gaussians),
-            gradients=frame.backend.arrays(gradients),
+            context.backend.arrays(gaussians),
+            gradients=context.backend.arrays(gradients),
             v_viewmat=v_viewmat,
         )
         if v_viewmat is not None:
@@ -354,10 +356,10 @@ class _Rasterize(torch.autograd.Function):
         return None, v_background, v_viewmat, v_means2d, v_shares, v_colors, *by_group
 
 
-def _unpack(frame: RasterContext, visible: tuple[Tensor, Tensor], out: Projected) -> None:
+def _unpack(context: RasterContext, visible: tuple[Tensor, Tensor], out: Projected) -> None:
     """Fill ``out`` from the projected Gaussians of a view."""
     ids, slots = visible
-    projected = frame.arena.take("projected", 0, frame.backend.dtype).view(-1, abi.PROJECTED)[slots]
+    projected = context.arena.take("projected", 0, context.backend.dtype).view(-1, abi.PROJECTED)[slots]
     out.means2d[ids] = projected[:, :2]
     out.conics[ids] = projected[:, 2:5] * constant((2.0, 1.0, 2.0), projected) * math.log(2.0)
     out.opacities[ids] = torch.exp2(projected[:, 5])
@@ -365,10 +367,10 @@ def _unpack(frame: RasterContext, visible: tuple[Tensor, Tensor], out: Projected
     out.radii[ids] = projected[:, 10:12].ceil().int()
 
 
-def _means2d_vjp(frame: RasterContext, visible: tuple[Tensor, Tensor], out: Projected) -> Tensor:
+def _means2d_vjp(context: RasterContext, visible: tuple[Tensor, Tensor], out: Projected) -> Tensor:
     """Return [N, 2] dL/d means2d from the sums of intersection gradients; docs/math.md 6.2 and 6.3."""
     ids, slots = visible
-    sums = frame.summed_isect_grads()[slots]
+    sums = context.summed_isect_grads()[slots]
     a, b, c = out.conics[ids].unbind(dim=1)
     vx, vy = sums[:, 1], sums[:, 2]
     gradient = torch.zeros_like(out.means2d)

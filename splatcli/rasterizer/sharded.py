@@ -108,7 +108,7 @@ class ShardedEngine:
         self._pipeline = TrainStepPipeline(backend, budget)
         #: Projects this process' Gaussians for one view after another.
         self._projection = RasterContext(backend, budget)
-        self._means = torch.zeros(2, dtype=torch.float64, device=backend.device)
+        self._l1_ssim = torch.zeros(2, dtype=torch.float64, device=backend.device)
         self._own: FlatSums | None = None
         self._total: FlatSums | None = None
 
@@ -129,7 +129,7 @@ class ShardedEngine:
         if len(cameras) < size:
             raise ValueError(f"{len(cameras)} views are too few for {size} processes")
         own, total = self._buffers(gaussians)
-        self._pipeline.follow_stream(self._means, own.flat, total.flat, *self._projection.tensors())
+        self._pipeline.follow_stream(self._l1_ssim, own.flat, total.flat, *self._projection.tensors())
         total.flat.zero_()
         results: list[list[float]] = []
         v_params: list[Tensor] = []
@@ -220,24 +220,24 @@ class ShardedEngine:
         numbers, sums, problem = [0.0, 0.0], projected.new_zeros(0, RETURNED), None
         try:
             if inputs is not None:
-                numbers, sums = self._compared(inputs, projected)
+                numbers, sums = self._rasterize_with_loss(inputs, projected)
         except Exception as error:
             problem = error
         results = self.group.all_gather_scalars("a view", numbers, problem)
         return results, *self.group.all_to_all_rows(sums, counts)
 
-    def _compared(self, inputs: StepInputs, projected: Tensor) -> tuple[list[float], Tensor]:
+    def _rasterize_with_loss(self, inputs: StepInputs, projected: Tensor) -> tuple[list[float], Tensor]:
         """Return ([loss, isects] of a view; [V, RETURNED] the gradients of ``projected`` [V, SENT])."""
         pipeline, camera = self._pipeline, inputs.camera
         known = inputs.depth is not None
         view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=known)
-        arrays = fill_context(pipeline.frame, projected)
+        arrays = fill_context(pipeline.context, projected)
         deferred = pipeline.backend.deferred
-        job = pipeline.compare(view, arrays, inputs, means=self._means if deferred else None)
-        l1, ssim = self._means.tolist() if deferred else (job.l1, job.ssim)
+        job = pipeline.rasterize_with_loss(view, arrays, inputs, l1_ssim=self._l1_ssim if deferred else None)
+        l1, ssim = self._l1_ssim.tolist() if deferred else (job.l1, job.ssim)
         depth = float(pipeline.depth_term) if known else 0.0
         loss = total_loss(inputs.ssim_lambda, l1, ssim) + depth
-        return [loss, float(pipeline.frame.native.max_isects)], returned_sums(pipeline.frame, len(projected))
+        return [loss, float(pipeline.context.native.max_isects)], returned_sums(pipeline.context, len(projected))
 
     def _gradients(self, view: ProjectedView, returned: Tensor, shared: StepInputs, own: FlatSums) -> None:
         """Fill ``own`` with the gradients and statistics of this process' Gaussians in a view."""

@@ -47,7 +47,7 @@ class TrainStepPipeline:
 
     def __init__(self, backend: Backend, budget: MemoryBudget | None) -> None:
         self.backend = backend
-        self.frame = RasterContext(backend, budget=budget)
+        self.context = RasterContext(backend, budget=budget)
         self.arena = Arena(backend.device)
         self._decay_table: Tensor | None = None
         self._decay_betas = (0.0, 0.0)
@@ -72,31 +72,31 @@ class TrainStepPipeline:
         if before is None or before == stream:
             return
         stream.wait_stream(before)
-        for tensor in [*self.frame.tensors(), *self.arena.buffers(), self.v_params, self.depth_term, *more]:
+        for tensor in [*self.context.tensors(), *self.arena.buffers(), self.v_params, self.depth_term, *more]:
             tensor.record_stream(stream)
 
     def run(
         self,
         gaussians: Gaussians,
         adam: AdamState,
-        number: int,
+        step: int,
         inputs: StepInputs,
         *,
         capacity: int | None = None,
-        means: Tensor | None = None,
+        l1_ssim: Tensor | None = None,
         gradients: Gaussians | None = None,
     ) -> abi.Loss:
-        """Make one step, which is Adam's ``number``-th. capacity, means: see compare().
+        """Do one step, Adam's ``step``-th. Return the native loss job. capacity, l1_ssim: see rasterize_with_loss().
 
         gradients: filled with those of the loss; then no parameter changes, and the caller applies the regularisation.
         """
         self.follow_stream()
-        frame, stats, view_params = self.frame, inputs.stats, inputs.view_params
+        context, stats, view_params = self.context, inputs.stats, inputs.view_params
         view = self.view(gaussians, inputs.camera, inputs)
-        update = self._update(adam, number, inputs) if gradients is None else None
-        arrays = frame.project(view, gaussians, update)
-        loss = self.compare(view, arrays, inputs, capacity=capacity, means=means)
-        frame.project_vjp(
+        update = self._adam_update(adam, step, inputs) if gradients is None else None
+        arrays = context.project(view, gaussians, update)
+        loss = self.rasterize_with_loss(view, arrays, inputs, capacity=capacity, l1_ssim=l1_ssim)
+        context.project_vjp(
             view,
             arrays,
             gradients=None if gradients is None else self.backend.arrays(gradients),
@@ -106,7 +106,7 @@ class TrainStepPipeline:
             count=None if stats is None else stats.count,
         )
         if inputs.regularisation.noise > 0.0 and gradients is None:
-            self.noise(gaussians, number, inputs)
+            self.noise(gaussians, step, inputs)
         return loss
 
     def view(self, gaussians: Gaussians, camera: Camera, inputs: StepInputs) -> abi.View:
@@ -117,24 +117,24 @@ class TrainStepPipeline:
             view.filter_3d = self.backend.pointer(inputs.filter_3d, len(gaussians))
         return view
 
-    def compare(
+    def rasterize_with_loss(
         self,
         view: abi.View,
         arrays: abi.GaussianArrays,
         inputs: StepInputs,
         *,
         capacity: int | None = None,
-        means: Tensor | None = None,
+        l1_ssim: Tensor | None = None,
     ) -> abi.Loss:
-        """Blend the projected view, and leave the intersection gradients of its loss in the context.
+        """Bin and blend the projected view, compute its loss, and leave its per-intersection gradients in the context.
 
-        capacity: see RasterContext.bin. means: see ``loss``.
+        capacity: see RasterContext.bin(). l1_ssim: see loss().
         """
-        frame, camera, known = self.frame, inputs.camera, inputs.depth
-        frame.bin(view, arrays, capacity=capacity)
+        context, camera, known = self.context, inputs.camera, inputs.depth
+        context.bin(view, arrays, capacity=capacity)
         image, v_image, alpha = self._images(camera)
         depth = None if known is None else self._plane("depth", camera)
-        frame.blend(view, inputs.background, image, alpha, depth)
+        context.blend(view, inputs.background, image, alpha, depth)
         view_params = inputs.view_params
         colours = None if view_params is None else view_params.colours
         recoloured = image if colours is None else recolour(image, colours, self._pixels("recoloured", camera))
@@ -143,14 +143,14 @@ class TrainStepPipeline:
         if mask is not None:
             # Black in both images, and without a gradient: the loss does not depend on these pixels.
             recoloured.masked_fill_(mask, 0.0)
-        loss = self.loss(recoloured, inputs.target, v_image, inputs.ssim_lambda, means)
+        loss = self.loss(recoloured, inputs.target, v_image, inputs.ssim_lambda, l1_ssim)
         if mask is not None:
             v_image.masked_fill_(mask, 0.0)
         if colours is not None:
             # The recoloured image is not needed any more; its memory takes the gradient of the rendered image.
             recolour_vjp(image, colours, v_image, recoloured, self.v_params[_POSE:].view(colours.shape))
             v_image = recoloured
-        frame.native.with_abs = inputs.absgrad and inputs.stats is not None
+        context.native.with_abs = inputs.absgrad and inputs.stats is not None
         v_alpha = v_depth = None
         if known is not None and depth is not None:
             v_alpha, v_depth = self._plane("v_alpha", camera), self._plane("v_depth", camera)
@@ -159,17 +159,17 @@ class TrainStepPipeline:
             by_alpha = self._plane("v_alpha" if v_alpha is None else "by_alpha", camera)
             alpha_loss_vjp(alpha, inputs.target, inputs.mask, inputs.alpha_lambda, inputs.mask_lambda, by_alpha)
             v_alpha = by_alpha if v_alpha is None else v_alpha.add_(by_alpha)
-        out, v_out = frame.images(view, image, alpha, depth), frame.images(view, v_image, v_alpha, v_depth)
-        frame.blend_vjp(view, inputs.background, out, v_out)
+        out, v_out = context.images(view, image, alpha, depth), context.images(view, v_image, v_alpha, v_depth)
+        context.blend_vjp(view, inputs.background, out, v_out)
         return loss
 
     def loss(
-        self, image: Tensor, target: Tensor, v_image: Tensor | None, ssim_lambda: float, means: Tensor | None = None
+        self, image: Tensor, target: Tensor, v_image: Tensor | None, ssim_lambda: float, l1_ssim: Tensor | None = None
     ) -> abi.Loss:
         """Compute mean L1 and SSIM of image [H, W, 3] against target, uint8 or of the image's dtype.
 
         v_image: [H, W, 3], filled with the gradient of the loss, or None.
-        means: [2] float64, filled with l1 and ssim by a deferred backend; others return them.
+        l1_ssim: [2] float64, filled by a deferred backend; others return both in the job.
         """
         height, width, _ = image.shape
         is_u8 = target.dtype == torch.uint8
@@ -185,9 +185,9 @@ class TrainStepPipeline:
             target=pointer(target, height, width, 3, dtype=torch.uint8 if is_u8 else None),
             v_image=None if v_image is None else pointer(v_image, height, width, 3),
         )
-        if means is not None:
-            job.means = pointer(means, 2, dtype=torch.float64)
-            job.counters = self.frame.native.counters
+        if l1_ssim is not None:
+            job.means = pointer(l1_ssim, 2, dtype=torch.float64)
+            job.counters = self.context.native.counters
         size = self.backend.call("loss_bytes", job)
         job.workspace = address(self.arena.take("loss", size, torch.uint8))
         self.backend.call("loss", job)
@@ -195,19 +195,19 @@ class TrainStepPipeline:
 
     def apply(self, gaussians: Gaussians, gradients: Gaussians, adam: AdamState, inputs: StepInputs) -> None:
         """Apply Adam's next step in place on parameters and moments; the caller advances adam.step."""
-        update = self._update(adam, adam.step + 1, inputs)
+        update = self._adam_update(adam, adam.step + 1, inputs)
         self.backend.call("adam", self.backend.arrays(gaussians), self.backend.arrays(gradients), update)
 
-    def noise(self, gaussians: Gaussians, number: int, inputs: StepInputs) -> None:
-        """Add the exploration noise of step ``number`` to the means."""
+    def noise(self, gaussians: Gaussians, step: int, inputs: StepInputs) -> None:
+        """Add the exploration noise of step number ``step`` to the means."""
         regularisation = inputs.regularisation
         job = abi.Noise(
             seed=regularisation.seed,
-            step=number,
+            step=step,
             scale=regularisation.noise,
             threshold=NOISE_THRESHOLD,
             steepness=NOISE_STEEPNESS,
-            counters=self.frame.native.counters,
+            counters=self.context.native.counters,
             first=0 if inputs.shard is None else inputs.shard.first,
         )
         self.backend.call("noise", self.backend.arrays(gaussians), job)
@@ -233,9 +233,10 @@ class TrainStepPipeline:
         buffer = self.arena.take(name, math.prod(shape), self.backend.dtype)
         return buffer.as_strided(shape, (camera.width * channels, channels, 1))
 
-    def _update(self, adam: AdamState, number: int, inputs: StepInputs) -> abi.Adam:
+    def _adam_update(self, adam: AdamState, step: int, inputs: StepInputs) -> abi.Adam:
+        """Return the settings, moments and regularisers of Adam's ``step``-th update for the native side."""
         update = abi.Adam(
-            step=number,
+            step=step,
             beta1=adam.beta1,
             beta2=adam.beta2,
             eps=adam.eps,
@@ -262,19 +263,19 @@ class NativeEngine(SyncEngine):
     """Project, blend, loss, backward and Adam on the CPU; gradients of parameters stay in the cache."""
 
     def __init__(self, backend: Backend, *, budget: MemoryBudget | None = None) -> None:
-        self._stages = TrainStepPipeline(backend, budget)
+        self._pipeline = TrainStepPipeline(backend, budget)
 
     @property
-    def frame(self) -> RasterContext:
+    def context(self) -> RasterContext:
         """The context of the last step."""
-        return self._stages.frame
+        return self._pipeline.context
 
     def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
-        job = self._stages.run(gaussians, adam, adam.step + 1, inputs)
+        job = self._pipeline.run(gaussians, adam, adam.step + 1, inputs)
         adam.step += 1
-        self.isects = self.frame.native.max_isects
-        apply_view_grads(inputs.view_params, self._stages.v_params)
-        depth = 0.0 if inputs.depth is None else float(self._stages.depth_term)
+        self.isects = self.context.native.max_isects
+        apply_view_grads(inputs.view_params, self._pipeline.v_params)
+        depth = 0.0 if inputs.depth is None else float(self._pipeline.depth_term)
         return total_loss(inputs.ssim_lambda, job.l1, job.ssim) + depth
 
     def loss(self, image: Tensor, target: Tensor, v_image: Tensor | None, ssim_lambda: float) -> float:
@@ -282,7 +283,7 @@ class NativeEngine(SyncEngine):
 
         v_image: [H, W, 3], filled with the gradient, or None.
         """
-        job = self._stages.loss(image, target, v_image, ssim_lambda)
+        job = self._pipeline.loss(image, target, v_image, ssim_lambda)
         return total_loss(ssim_lambda, job.l1, job.ssim)
 
 
@@ -291,7 +292,7 @@ class _Arrival:
     """Host tensors of a step's results, which a later step uses again when this one's are read."""
 
     results: Tensor  # [COUNTERS + 2] int64, as AsyncEngine keeps them
-    means: Tensor  # [2] float64: l1 and ssim, the last of the results
+    l1_ssim: Tensor  # [2] float64, the last of the results
     depth_term: Tensor  # [] float64, where the step has known depths
 
 
@@ -301,7 +302,7 @@ class _Pending:
 
     gaussians: Gaussians
     adam: AdamState
-    number: int
+    step: int
     inputs: StepInputs
     arrival: _Arrival
     v_params: Tensor  # on the host, see _v_params_size()
@@ -321,27 +322,27 @@ class AsyncEngine:
 
     def __init__(self, backend: Backend, *, budget: MemoryBudget | None = None, capacity: int = 0) -> None:
         """capacity: tile intersections to begin with; 0 counts those of the first view, which waits once."""
-        self._stages = TrainStepPipeline(backend, budget)
+        self._pipeline = TrainStepPipeline(backend, budget)
         self._pending: deque[_Pending] = deque()
         self._capacity = capacity
         pinned = torch.cuda.is_available()  # copies to pinned memory do not wait
         slots = self.MAX_IN_FLIGHT + 1
         results = torch.zeros(slots, abi.COUNTERS + 2, dtype=torch.int64, pin_memory=pinned)
         depth_terms = torch.zeros(slots, dtype=torch.float64, pin_memory=pinned)
-        means = results[:, abi.COUNTERS :].view(torch.float64)
-        self._arrivals = [_Arrival(*of_slot) for of_slot in zip(results, means, depth_terms, strict=True)]
+        l1_ssim = results[:, abi.COUNTERS :].view(torch.float64)
+        self._arrivals = [_Arrival(*of_slot) for of_slot in zip(results, l1_ssim, depth_terms, strict=True)]
         self._host_v_params = [torch.zeros(0, dtype=backend.dtype, pin_memory=pinned)] * slots
         #: Counters, then l1 and ssim as float64: one copy takes them to the host.
         self._results = torch.zeros(abi.COUNTERS + 2, dtype=torch.int64, device=backend.device)
-        self._means = self._results.narrow(0, abi.COUNTERS, 2).view(torch.float64)
-        self.frame.set_counters(self._results.narrow(0, 0, abi.COUNTERS))
+        self._l1_ssim = self._results.narrow(0, abi.COUNTERS, 2).view(torch.float64)
+        self.context.set_counters(self._results.narrow(0, 0, abi.COUNTERS))
         self._submitted = 0
         self.isects = 0
 
     @property
-    def frame(self) -> RasterContext:
+    def context(self) -> RasterContext:
         """The context of the last step."""
-        return self._stages.frame
+        return self._pipeline.context
 
     def submit(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> list[float]:
         slot = self._submitted % len(self._arrivals)
@@ -350,12 +351,12 @@ class AsyncEngine:
         if size != len(self._host_v_params[slot]):  # a step in flight keeps its tensor
             like = self._host_v_params[slot]
             self._host_v_params[slot] = torch.zeros(size, dtype=like.dtype, pin_memory=torch.cuda.is_available())
-        on_gpu = self._stages.backend.device.type == "cuda"
+        on_gpu = self._pipeline.backend.device.type == "cuda"
         done = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
-        step = _Pending(gaussians, adam, adam.step, inputs, self._arrivals[slot], self._host_v_params[slot], done)
+        pending = _Pending(gaussians, adam, adam.step, inputs, self._arrivals[slot], self._host_v_params[slot], done)
         self._submitted += 1
-        self._pending.append(step)
-        self._enqueue(step)
+        self._pending.append(pending)
+        self._enqueue(pending)
         return self._collect(self.MAX_IN_FLIGHT)
 
     def drain(self) -> list[float]:
@@ -379,31 +380,33 @@ class AsyncEngine:
             self.isects = isects
             apply_view_grads(first.inputs.view_params, first.v_params)
             depth = 0.0 if first.inputs.depth is None else float(arrival.depth_term)
-            losses.append(total_loss(first.inputs.ssim_lambda, *arrival.means.tolist()) + depth)
+            losses.append(total_loss(first.inputs.ssim_lambda, *arrival.l1_ssim.tolist()) + depth)
         return losses
 
     def _retry(self) -> None:
         """Clear the flag and enqueue all steps in flight again, with the capacity that the first one needs."""
-        self._stages.follow_stream(self._results)
+        self._pipeline.follow_stream(self._results)
         self._results.zero_()
-        for step in self._pending:
-            self._enqueue(step)
+        for pending in self._pending:
+            self._enqueue(pending)
 
-    def _enqueue(self, step: _Pending) -> None:
-        stages = self._stages
-        stages.follow_stream(self._results)
+    def _enqueue(self, pending: _Pending) -> None:
+        pipeline = self._pipeline
+        pipeline.follow_stream(self._results)
         capacity = self._capacity or None
-        stages.run(step.gaussians, step.adam, step.number, step.inputs, capacity=capacity, means=self._means)
+        pipeline.run(
+            pending.gaussians, pending.adam, pending.step, pending.inputs, capacity=capacity, l1_ssim=self._l1_ssim
+        )
         if capacity is None:
-            self._capacity = round_capacity(self.frame.native.max_isects)
-        arrival = step.arrival
+            self._capacity = round_capacity(self.context.native.max_isects)
+        arrival = pending.arrival
         arrival.results.copy_(self._results, non_blocking=True)
-        if step.inputs.view_params is not None:
-            step.v_params.copy_(stages.v_params, non_blocking=True)
-        if step.inputs.depth is not None:
-            arrival.depth_term.copy_(stages.depth_term, non_blocking=True)
-        if step.done is not None:
-            step.done.record(torch.cuda.current_stream(stages.backend.device))
+        if pending.inputs.view_params is not None:
+            pending.v_params.copy_(pipeline.v_params, non_blocking=True)
+        if pending.inputs.depth is not None:
+            arrival.depth_term.copy_(pipeline.depth_term, non_blocking=True)
+        if pending.done is not None:
+            pending.done.record(torch.cuda.current_stream(pipeline.backend.device))
 
 
 def _v_params_size(view_params: ViewParams | None) -> int:

@@ -202,7 +202,7 @@ def seen_in_steps() -> list[Tensor]:
 
     def watched(*arguments: Any) -> list[float]:
         numbers = make(*arguments)
-        seen.append(engine._pipeline.frame.visible_slots()[0].clone())
+        seen.append(engine._pipeline.context.visible_slots()[0].clone())
         return numbers
 
     engine._gradients = watched  # type: ignore[method-assign]
@@ -265,7 +265,7 @@ def run_out_once(trainer: Trainer) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise ResourceError("no memory for this view")
 
-    engine._pipeline.compare = fail
+    engine._pipeline.rasterize_with_loss = fail
 
 
 @pytest.mark.parametrize("trouble", ["diverged", "memory"])

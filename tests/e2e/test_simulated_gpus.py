@@ -92,7 +92,7 @@ RUNS: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
     ),
 }
 #: Once for each process: the first view's tile intersections are counted, and a table is copied.
-FIRST = {"max_isects": 2, "_update": 2}
+FIRST = {"max_isects": 2, "_adam_update": 2}
 
 #: Numbers and sizes that a refinement may read, with MCMC and else, and what it may copy to the device: draws, binomial
 #: coefficients, the size of the grid around the cameras, the size of a typical Gaussian.

@@ -120,20 +120,20 @@ class Images:
 class Bins:
     """A view projected and binned by the portable CPU library."""
 
-    frame: RasterContext
+    context: RasterContext
     view: abi.View
     gaussians: Gaussians
 
     @classmethod
     def of(cls, gaussians: Gaussians, camera: Camera, *, with_depth: bool) -> Bins:
-        frame = RasterContext(Backend.cpu(isa="portable", threads=1))
+        context = RasterContext(Backend.cpu(isa="portable", threads=1))
         view = view_of(camera, sh_degree=0, antialiased=False, with_depth=with_depth)
-        frame.bin(view, frame.project(view, gaussians))
-        return cls(frame, view, gaussians)
+        context.bin(view, context.project(view, gaussians))
+        return cls(context, view, gaussians)
 
     @property
     def isects(self) -> int:
-        return self.frame.native.isects
+        return self.context.native.isects
 
     @property
     def tiles(self) -> int:
@@ -146,8 +146,8 @@ class Blender:
     def __init__(self, bins: Bins, backend: Backend, *, overflow: bool = False, magnitudes: bool = True) -> None:
         self.bins, self.backend = bins, backend
         native = abi.Frame()
-        ctypes.memmove(ctypes.byref(native), ctypes.byref(bins.frame.native), ctypes.sizeof(native))
-        projected = bins.frame.arena.take("projected", 0, torch.float32)
+        ctypes.memmove(ctypes.byref(native), ctypes.byref(bins.context.native), ctypes.sizeof(native))
+        projected = bins.context.arena.take("projected", 0, torch.float32)
         self.projected = projected.to(backend.dtype)
         self.counters = torch.tensor([0, 0, bins.isects, int(overflow)])
         self.tile_ends = torch.full((bins.tiles,), -7, dtype=torch.int32)
@@ -209,7 +209,7 @@ def test_images_have_the_bits_of_the_cpu(variant: str, scene: str, with_depth: b
     expected, got = cpu.blend(), gpu.blend()
     for have, want in zip(got.tensors(), expected.tensors(), strict=True):
         assert same_bits(have, want)
-    starts = bins.frame.arena.take("tile_starts", 0, torch.int64)[: bins.tiles + 1]
+    starts = bins.context.arena.take("tile_starts", 0, torch.int64)[: bins.tiles + 1]
     assert bool((gpu.tile_ends >= 0).all())
     assert bool((gpu.tile_ends <= starts.diff()).all())
 
@@ -217,7 +217,7 @@ def test_images_have_the_bits_of_the_cpu(variant: str, scene: str, with_depth: b
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_block_that_is_not_in_the_mask_is_not_touched(variant: str) -> None:
     bins = Bins.of(*SCENES["odd"](), with_depth=True)
-    masks = bins.frame.arena.take("isect_masks", 0, torch.int16)[: bins.isects]
+    masks = bins.context.arena.take("isect_masks", 0, torch.int16)[: bins.isects]
     generator = torch.Generator().manual_seed(1)
     masks &= torch.randint(-(2**15), 2**15, masks.shape, generator=generator, dtype=torch.int16)
     cpu, gpu = Blender(bins, portable()), Blender(bins, gpu_of(variant))
@@ -233,7 +233,7 @@ def test_scenes_reach_what_they_are_for() -> None:
         bins = Bins.of(*SCENES[name](), with_depth=False)
         blender = Blender(bins, portable())
         blender.blend()
-        starts = bins.frame.arena.take("tile_starts", 0, torch.int64)[: bins.tiles + 1]
+        starts = bins.context.arena.take("tile_starts", 0, torch.int64)[: bins.tiles + 1]
         return starts.diff(), blender.tile_ends
 
     isects, ends = tile_isects("crowded")
@@ -305,7 +305,7 @@ def test_cutting_a_long_tile_changes_no_bit() -> None:
     whole = gpu.blend_vjp(out, v_out).clone()
     gpu.tile_ends[tile] = 512  # at which it is not long yet
     front = gpu.blend_vjp(out, v_out)
-    isect_grad_rows = bins.frame.arena.take("isect_grad_rows", 0, torch.int32)[: int(bins.isects)].long()
+    isect_grad_rows = bins.context.arena.take("isect_grad_rows", 0, torch.int32)[: int(bins.isects)].long()
     assert same_bits(front[isect_grad_rows[:512]], whole[isect_grad_rows[:512]])
     assert bool((front[isect_grad_rows[512:]] == 0).all())
     assert int((whole[:, 0] != 0).sum()) > 512

@@ -104,9 +104,9 @@ def check_bands(library: Path) -> None:
 
     def tile_rows(backend: Backend) -> list[int]:
         view = view_of(camera, sh_degree=0, antialiased=False, with_depth=False)
-        frame, found = RasterContext(backend), torch.zeros(-(-camera.height // abi.TILE), dtype=torch.int64)
-        arrays = frame.project(view, gaussians)
-        backend.call("tile_row_isects", view, arrays, frame.native, found.data_ptr())
+        context, found = RasterContext(backend), torch.zeros(-(-camera.height // abi.TILE), dtype=torch.int64)
+        arrays = context.project(view, gaussians)
+        backend.call("tile_row_isects", view, arrays, context.native, found.data_ptr())
         return found.tolist()
 
     assert tile_rows(backend) == tile_rows(Backend.cpu(isa="portable", threads=1))
@@ -163,11 +163,11 @@ def check_lazy(library: Path) -> None:
             decay_table=table.data_ptr(),
             decay_rows=len(table),
         )
-        frame, view = RasterContext(backend), view_of(camera, sh_degree=2, antialiased=False, with_depth=False)
-        arrays = frame.project(view, stored, update)
-        frame.bin(view, arrays)
+        context, view = RasterContext(backend), view_of(camera, sh_degree=2, antialiased=False, with_depth=False)
+        arrays = context.project(view, stored, update)
+        context.bin(view, arrays)
         image = torch.empty(camera.height, camera.width, 3)
-        frame.blend(view, torch.zeros(3), image, torch.empty(camera.height, camera.width), None)
+        context.blend(view, torch.zeros(3), image, torch.empty(camera.height, camera.width), None)
         return [adam.sh_last_step, stored.shN, adam.exp_avg.shN, adam.exp_avg_sq.shN, image]
 
     expected = outcome(Backend.cpu(isa="portable", threads=1))
@@ -200,29 +200,29 @@ def check_overflow(library: Path) -> None:
         backend = backend_of(library, threads)
         gaussians, camera = random_scene(3, 60, sh_degree=0)
         view = view_of(camera, sh_degree=0, antialiased=False, with_depth=False)
-        frame = RasterContext(backend)
-        assert frame.counters is not None
-        frame.bin(view, frame.project(view, gaussians))
-        assert int(frame.counters[abi.COUNT_OVERFLOW]) == 0
-        isects = int(frame.counters[abi.COUNT_ISECTS])
-        frame.bin(view, frame.project(view, gaussians), capacity=isects - 1)
-        assert int(frame.counters[abi.COUNT_OVERFLOW]) != 0
+        context = RasterContext(backend)
+        assert context.counters is not None
+        context.bin(view, context.project(view, gaussians))
+        assert int(context.counters[abi.COUNT_OVERFLOW]) == 0
+        isects = int(context.counters[abi.COUNT_ISECTS])
+        context.bin(view, context.project(view, gaussians), capacity=isects - 1)
+        assert int(context.counters[abi.COUNT_OVERFLOW]) != 0
 
         size = (camera.height, camera.width)
         image, alpha, background = torch.full((*size, 3), -7.0), torch.full(size, -7.0), torch.zeros(3)
-        frame.blend(view, background, image, alpha, None)
+        context.blend(view, background, image, alpha, None)
         assert (image == -7).all()
         assert (alpha == -7).all()
-        rows = frame.arena.take("isect_grads", isects * abi.ISECT_GRAD, torch.float32).fill_(-7.0)
-        out = frame.images(view, image, alpha, None)
+        rows = context.arena.take("isect_grads", isects * abi.ISECT_GRAD, torch.float32).fill_(-7.0)
+        out = context.images(view, image, alpha, None)
         v_background = torch.full((3,), -7.0)
-        frame.blend_vjp(view, background, out, frame.images(view, torch.ones(*size, 3), None, None), v_background)
+        context.blend_vjp(view, background, out, context.images(view, torch.ones(*size, 3), None, None), v_background)
         assert (rows == -7).all()
         assert (v_background == -7).all()
         gradients = gaussians.map(lambda t: torch.full_like(t, -7.0))
         count = torch.full((len(gaussians),), -7.0)
         arrays = backend.arrays(gaussians)
-        frame.project_vjp(view, arrays, gradients=backend.arrays(gradients), grad2d=count.clone(), count=count)
+        context.project_vjp(view, arrays, gradients=backend.arrays(gradients), grad2d=count.clone(), count=count)
         assert all(bool((tensor == -7).all()) for _, tensor in gradients.items())
         assert (count == -7).all()
         means, v_image = total_loss(backend, random_image(1, 20, 20), random_image(2, 20, 20), flag=1)

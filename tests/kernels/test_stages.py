@@ -31,12 +31,12 @@ class TrainStepPipeline:
     def __init__(
         self, backend: Backend, gaussians: Gaussians, camera: Camera, degree: int = 1, *, antialiased: bool = False
     ) -> None:
-        self.gaussians, self.frame = gaussians, RasterContext(backend)
+        self.gaussians, self.context = gaussians, RasterContext(backend)
         self.view = view_of(camera, sh_degree=degree, antialiased=antialiased, with_depth=True)
-        self.arrays = self.frame.project(self.view, gaussians)
+        self.arrays = self.context.project(self.view, gaussians)
 
     def buffer(self, name: str) -> Tensor:
-        return self.frame.arena._buffers[name]
+        return self.context.arena._buffers[name]
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """First slot and visible Gaussians of each chunk."""
@@ -60,11 +60,11 @@ class TrainStepPipeline:
         }
 
     def bin(self, capacity: int | None = None) -> None:
-        self.frame.bin(self.view, self.arrays, capacity=capacity)
+        self.context.bin(self.view, self.arrays, capacity=capacity)
 
     def isects(self) -> int:
-        counters = self.frame.counters
-        return int(self.frame.native.isects if counters is None else counters[abi.COUNT_ISECTS])
+        counters = self.context.counters
+        return int(self.context.native.isects if counters is None else counters[abi.COUNT_ISECTS])
 
     def grad_rows(self) -> Tensor:
         """Rows of isect_grads, Gaussian by Gaussian in index order and in the order in which their gradients are added.
@@ -113,9 +113,9 @@ def test_projection_of_any_number(n: int) -> None:
     gaussians, camera = random_scene(n, max(n, 8), sh_degree=1)
     ours, twin = both(gaussians.map(lambda t: t[:n].contiguous()), camera)
     assert_same(ours.projected(), twin.projected())
-    counters = ours.frame.counters
+    counters = ours.context.counters
     assert counters is not None
-    assert counters.tolist() == [twin.frame.native.visible, twin.frame.native.max_isects, 0, 0]
+    assert counters.tolist() == [twin.context.native.visible, twin.context.native.max_isects, 0, 0]
 
 
 @pytest.mark.parametrize("antialiased", [False, True])
@@ -286,17 +286,17 @@ def test_too_little_room_raises_the_flag_and_writes_nothing_beyond_it() -> None:
         ("isect_grad_rows", torch.int32),
         ("isect_masks", torch.int16),
     ):
-        stages.frame.arena.take(name, capacity + 64, dtype).fill_(77)
-    stages.frame.arena.take("workspace", 1 << 20, torch.uint8)
+        stages.context.arena.take(name, capacity + 64, dtype).fill_(77)
+    stages.context.arena.take("workspace", 1 << 20, torch.uint8)
     stages.bin(capacity)
-    counters = stages.frame.counters
+    counters = stages.context.counters
     assert counters is not None
     assert counters.tolist()[2:] == [exact, 1]
     for name in ("isect_gaussians", "isect_grad_rows", "isect_masks"):
         assert bool((stages.buffer(name) == 77).all()), name
     # The flag stays: another view of the same counters does nothing.
     before = stages.buffer("projected").clone()
-    stages.frame.project(stages.view, gaussians.map(lambda t: t + 1.0))
+    stages.context.project(stages.view, gaussians.map(lambda t: t + 1.0))
     assert torch.equal(stages.buffer("projected").view(torch.int32), before.view(torch.int32))
     assert counters.tolist()[2:] == [exact, 1]
 
@@ -316,23 +316,23 @@ def test_no_schedule_changes_a_bit_of_the_lists() -> None:
 
 def with_grads(stages: TrainStepPipeline, grads: Tensor) -> None:
     """Hands the backward pass of projection these gradients, given Gaussian by Gaussian."""
-    taken = stages.frame.arena.take("isect_grads", grads.numel(), torch.float32)[: grads.numel()]
+    taken = stages.context.arena.take("isect_grads", grads.numel(), torch.float32)[: grads.numel()]
     taken.view(-1, abi.ISECT_GRAD)[stages.grad_rows()] = grads
-    stages.frame.native.isect_grads = stages.buffer("isect_grads").data_ptr()
+    stages.context.native.isect_grads = stages.buffer("isect_grads").data_ptr()
 
 
 def backward(stages: TrainStepPipeline, stored: Gaussians, *, steps: int = 3) -> dict[str, Tensor]:
     """Gradients, then Adam at once for some steps on the same rows; everything that it writes."""
-    backend = stages.frame.backend
+    backend = stages.context.backend
     n = len(stored)
     gradients = stored.map(torch.empty_like)
     v_viewmat = torch.empty(4, 4)
-    stages.frame.project_vjp(stages.view, stages.arrays, gradients=backend.arrays(gradients), v_viewmat=v_viewmat)
+    stages.context.project_vjp(stages.view, stages.arrays, gradients=backend.arrays(gradients), v_viewmat=v_viewmat)
     adam = AdamState.zeros_like(stored)
     grad2d, count = torch.zeros(n), torch.zeros(n)
     for step in range(1, steps + 1):
         update = adam_update(backend, adam, step, LRS, size_power=0.4, log_size=-2.5)
-        stages.frame.project_vjp(stages.view, stages.arrays, adam=update, grad2d=grad2d, count=count)
+        stages.context.project_vjp(stages.view, stages.arrays, adam=update, grad2d=grad2d, count=count)
     out = {"grad2d": grad2d, "count": count, "pose": v_viewmat}
     for name in GROUPS:
         out |= {f"gradient {name}": getattr(gradients, name), name: getattr(stages.gaussians, name)}
@@ -444,13 +444,13 @@ def test_missed_steps_are_made_up_for_as_on_the_cpu(degree: int) -> None:
             decay_rows=len(table),
         )
         stages = TrainStepPipeline(backend, stored, camera, degree)
-        backend.call("project", stages.view, stages.arrays, stages.frame.native, update)
+        backend.call("project", stages.view, stages.arrays, stages.context.native, update)
         caught_up = adam.sh_last_step.clone()
         stages.bin()
         rows = torch.randn(stages.isects(), abi.ISECT_GRAD, generator=torch.Generator().manual_seed(7))
         rows[:, 10:] = 0.0
         with_grads(stages, rows)
-        stages.frame.project_vjp(stages.view, stages.arrays, adam=update)
+        stages.context.project_vjp(stages.view, stages.arrays, adam=update)
         results.append(
             stages.projected()
             | {"caught up": caught_up, "stands": adam.sh_last_step, "shN": stages.gaussians.shN}

@@ -98,7 +98,7 @@ def test_a_view_with_too_little_room_is_asked_again_and_gives_the_same_bits(
     tight, (round_capacity, expected) = Run(gaussians), free
     engine = AsyncEngine(simulated(), capacity=capacity)
     assert train(engine, tight) == expected
-    assert engine.frame.native.max_isects > capacity, "the room has to grow for this test to say anything"
+    assert engine.context.native.max_isects > capacity, "the room has to grow for this test to say anything"
     assert_same_bits(tight, round_capacity)
 
 
@@ -168,9 +168,9 @@ def test_every_tensor_of_a_step_on_the_second_gpu_is_on_the_second_gpu() -> None
         given = run.inputs(camera, 1)
         inputs = StepInputs(camera, given.target.to(device), LRS, 2, given.background.to(device), 0.2, False, run.stats)
         engine = AsyncEngine(backend, budget=FixedBudget(1 << 40), capacity=1000)
-        engine._stages.run(run.gaussians, run.adam, 1, inputs, capacity=1000, means=engine._means)
-        arenas = [*engine.frame.arena._buffers.values(), *engine._stages.arena._buffers.values()]
-        made = {tensor.device for tensor in [*arenas, engine.frame.counters, engine._means]}  # type: ignore[union-attr]
+        engine._pipeline.run(run.gaussians, run.adam, 1, inputs, capacity=1000, l1_ssim=engine._l1_ssim)
+        arenas = [*engine.context.arena._buffers.values(), *engine._pipeline.arena._buffers.values()]
+        made = {tensor.device for tensor in [*arenas, engine.context.counters, engine._l1_ssim]}  # type: ignore[union-attr]
         assert len(arenas) > 10
     assert mode is not None
     assert made == {device}

@@ -102,27 +102,27 @@ def _step(backend: Backend, rows: int) -> list[Tensor]:
         decay_rows=len(table),
     )
     view = view_of(random_camera(1, 64, 48), sh_degree=3, antialiased=False, with_depth=False)
-    frame = RasterContext(backend, FixedBudget(1 << 40))
-    arrays = frame.project(view, params, update)
+    context = RasterContext(backend, FixedBudget(1 << 40))
+    arrays = context.project(view, params, update)
     begin = (rows - 1) // abi.CHUNK * abi.CHUNK - abi.CHUNK  # slots of the last two chunks
-    chunks = frame.arena.take("chunk_counts", 0, torch.int64)[2 * (begin // abi.CHUNK) :]
+    chunks = context.arena.take("chunk_counts", 0, torch.int64)[2 * (begin // abi.CHUNK) :]
     visible = [int(count) for count in chunks[[0, 2]]]
     assert sum(visible) > 100
     slots = torch.cat([torch.arange(n) + k * abi.CHUNK for k, n in enumerate(visible)]) + begin
-    projected = frame.arena.take("projected", 0, torch.float32).view(-1, abi.PROJECTED)[slots]
-    ids = frame.arena.take("ids", 0, torch.int32)[slots].long() - (rows - ROWS)
-    tiles = frame.arena.take("tiles_per_gauss", 0, torch.int32)
+    projected = context.arena.take("projected", 0, torch.float32).view(-1, abi.PROJECTED)[slots]
+    ids = context.arena.take("ids", 0, torch.int32)[slots].long() - (rows - ROWS)
+    tiles = context.arena.take("tiles_per_gauss", 0, torch.int32)
     out = [chunks[:4].clone(), projected, ids, tiles[slots]]
 
     row = FIRST_GRAD if rows > ROWS else 0
     grads = reserved(row + 3 * ROWS, abi.ISECT_GRAD)
     grads[row:, :12] = torch.randn(3 * ROWS, 12, generator=torch.Generator().manual_seed(3))
     tiles[slots] = torch.arange(len(slots), dtype=torch.int32) % 4
-    starts = frame.arena.take("isect_grad_starts", 0, torch.int32)
+    starts = context.arena.take("isect_grad_starts", 0, torch.int32)
     starts[slots] = row + tiles[slots].cumsum(0, dtype=torch.int32) - tiles[slots]
-    frame.native.isect_grads = grads.data_ptr()
+    context.native.isect_grads = grads.data_ptr()
     count, grad2d = reserved(rows), reserved(rows)
-    frame.project_vjp(view, arrays, adam=update, grad2d=grad2d, count=count)
+    context.project_vjp(view, arrays, adam=update, grad2d=grad2d, count=count)
     out += [t[-ROWS:].clone() for g in (params, first, second) for _, t in g.items()]
     return [*out, stands[-ROWS:].clone(), grad2d[-ROWS:].clone(), count[-ROWS:].clone()]
 

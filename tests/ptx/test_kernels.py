@@ -70,12 +70,12 @@ def check_streams(library: Path) -> None:
 def check_counts(library: Path) -> None:
     """What the host reads of a view, visible Gaussians and a bound of their intersections, are sums over all chunks."""
     gaussians, camera = random_scene(7, 700, width=64, height=48, sh_degree=0)
-    frame = RasterContext(on(library))
-    frame.project(view_of(camera, sh_degree=0, antialiased=False, with_depth=False), gaussians)
-    chunks = frame.arena.take("chunk_counts", 0, torch.int64)[:6].view(3, 2)
-    assert frame.counters is not None
+    context = RasterContext(on(library))
+    context.project(view_of(camera, sh_degree=0, antialiased=False, with_depth=False), gaussians)
+    chunks = context.arena.take("chunk_counts", 0, torch.int64)[:6].view(3, 2)
+    assert context.counters is not None
     assert (chunks > 0).all()
-    counted = frame.counters[[abi.COUNT_VISIBLE, abi.COUNT_MAX_ISECTS]]
+    counted = context.counters[[abi.COUNT_VISIBLE, abi.COUNT_MAX_ISECTS]]
     assert torch.equal(counted, chunks.sum(0))
 
 

@@ -80,15 +80,17 @@ def peak(monkeypatch: pytest.MonkeyPatch) -> Peak:
 
 def bytes_of(gaussians: Gaussians, camera: Camera, backend: Backend, *, with_grads: bool) -> tuple[int, int]:
     """What the pairs of the whole view take, and those of its fullest line alone."""
-    frame = RasterContext(backend, FixedBudget(1 << 40))
+    context = RasterContext(backend, FixedBudget(1 << 40))
     view = view_of(camera, sh_degree=0, antialiased=False, with_depth=True)
-    arrays = frame.project(view, gaussians)
-    frame._arrays = arrays
+    arrays = context.project(view, gaussians)
+    context._arrays = arrays
     lines = torch.zeros(view.tile_row_end, dtype=torch.int64)
-    backend.call("tile_row_isects", view, arrays, frame.native, lines.data_ptr())
-    assert int(lines.sum()) == frame.max_isects(), "the tile rows have the intersections of the image"
+    backend.call("tile_row_isects", view, arrays, context.native, lines.data_ptr())
+    assert int(lines.sum()) == context.max_isects(), "the tile rows have the intersections of the image"
     assert int(lines.min()) >= 0
-    return tuple(frame.isect_budget.nbytes(view, frame.native, int(n), with_grads) for n in (lines.sum(), lines.max()))
+    return tuple(
+        context.isect_budget.nbytes(view, context.native, int(n), with_grads) for n in (lines.sum(), lines.max())
+    )
 
 
 def outcome(
@@ -354,11 +356,11 @@ def test_lines_outside_the_image_are_refused(lines: tuple[int, int]) -> None:
 @NEEDS_COMPILER
 def test_the_cpu_refuses_a_band_with_more_pairs_than_it_was_reported() -> None:
     gaussians, camera = random_scene(5, 330, width=70, height=101, sh_degree=0, scale=0.3)
-    frame = RasterContext(float32())
+    context = RasterContext(float32())
     view = view_of(camera, sh_degree=0, antialiased=False, with_depth=False)
-    frame.bin(view, frame.project(view, gaussians))
+    context.bin(view, context.project(view, gaussians))
     view.tile_row_begin = 3
-    frame.project(view, gaussians)
-    frame.native.max_isects = 7
+    context.project(view, gaussians)
+    context.native.max_isects = 7
     with pytest.raises(ResourceError, match="more tile intersections than max_isects"):
-        frame._list(view)
+        context._list(view)

@@ -108,9 +108,9 @@ def test_bands_change_no_bit(backend: str) -> None:
     gaussians, camera = random_scene(3, 250, width=30, height=165, sh_degree=0, scale=0.2)
     mine = BACKENDS[backend]()
     view = ViewRender(gaussians.map(lambda t: t.to(mine.dtype)), camera, colors=torch.zeros(250, 67), backend=mine)
-    isects = view.frame.max_isects()
+    isects = view.context.max_isects()
     half, all_of_them = (
-        view.frame.isect_budget.nbytes(view.view, view.frame.native, count, with_grads=True)
+        view.context.isect_budget.nbytes(view.view, view.context.native, count, with_grads=True)
         for count in (isects // 2, isects)
     )
     budget = FixedBudget((half + all_of_them) // 2)
@@ -137,8 +137,8 @@ def test_a_channel_does_not_depend_on_the_others() -> None:
 def test_three_channels_have_the_bits_of_the_training_kernels(isa: str) -> None:
     gaussians, camera = scene()
     trained = ViewRender(gaussians, camera, backend=float32(isa))
-    slots = trained.frame.visible_slots()
-    projected = trained.frame.arena.take("projected", 0, torch.float32).view(-1, abi.PROJECTED)[slots[1]]
+    slots = trained.context.visible_slots()
+    projected = trained.context.arena.take("projected", 0, torch.float32).view(-1, abi.PROJECTED)[slots[1]]
     colors = torch.zeros(90, 3)
     colors[slots[0]] = projected[:, 6:9]
     three = trained.blend()
@@ -154,17 +154,17 @@ def test_the_gpus_kernels_agree_with_the_cpus(channels: int) -> None:
 
 def test_nothing_is_written_after_an_overflow() -> None:
     gaussians, camera = scene()
-    frame, view = RasterContext(simulated()), view_of(camera, sh_degree=0, antialiased=False, with_depth=True)
-    frame.set_channels(torch.ones(90, 6))
-    frame.bin(view, frame.project(view, gaussians))
+    context, view = RasterContext(simulated()), view_of(camera, sh_degree=0, antialiased=False, with_depth=True)
+    context.set_channels(torch.ones(90, 6))
+    context.bin(view, context.project(view, gaussians))
     image, alpha, depth = (torch.full((41, 37, *tail), float("nan")) for tail in ((6,), (), ()))
-    frame.counters[abi.COUNT_OVERFLOW] = 1
-    frame.blend(view, torch.zeros(6), image, alpha, depth)
+    context.counters[abi.COUNT_OVERFLOW] = 1
+    context.blend(view, torch.zeros(6), image, alpha, depth)
     v_background, v_colors = torch.full((6,), float("nan")), torch.full((90, 6), float("nan"))
     out, v_out = (
-        frame.images(view, *images) for images in ((image, alpha, depth), (torch.ones(41, 37, 6), None, None))
+        context.images(view, *images) for images in ((image, alpha, depth), (torch.ones(41, 37, 6), None, None))
     )
-    frame.blend_vjp(view, torch.zeros(6), out, v_out, v_background, v_colors)
+    context.blend_vjp(view, torch.zeros(6), out, v_out, v_background, v_colors)
     for tensor in (image, alpha, depth, v_background, v_colors):
         assert bool(tensor.isnan().all())
 

@@ -76,7 +76,7 @@ def test_a_step_without_depths_takes_no_memory_for_them() -> None:
         target = torch.zeros(HEIGHT, WIDTH, 3, dtype=torch.uint8)
         inputs = StepInputs(CAMERA, target, LRS, 0, torch.zeros(3), 0.2, False, None, depth=depth)
         engine.step(gaussians, AdamState.zeros_like(gaussians), inputs)
-        buffers.append(set(engine._stages.arena._buffers))
+        buffers.append(set(engine._pipeline.arena._buffers))
     assert buffers[1] - buffers[0] == {"depth", "v_alpha", "v_depth"}
 
 

@@ -85,9 +85,9 @@ def seen_ids(
     if bounded:
         bounds = chunk_bounds(gaussians, sizes)
         view.bounds = backend.pointer(bounds, -(-len(gaussians) // abi.CHUNK), abi.BOUNDS)
-    frame = RasterContext(backend)
-    frame.project(view, gaussians)
-    return frame.visible_slots()[0]
+    context = RasterContext(backend)
+    context.project(view, gaussians)
+    return context.visible_slots()[0]
 
 
 @pytest.mark.parametrize("filtered", [False, True])
@@ -147,9 +147,9 @@ def test_chunks_outside_the_view_are_not_read(name: str) -> None:
     images = [render(gaussians, camera, sh_degree=0, backend=backend, bounds=b) for b in (None, bounds)]
     view = view_of(camera, sh_degree=0, antialiased=False, with_depth=False)
     view.bounds = backend.pointer(bounds, 3, abi.BOUNDS)
-    frame = RasterContext(backend)
-    frame.project(view, gaussians)
-    ids = frame.visible_slots()[0]
+    context = RasterContext(backend)
+    context.project(view, gaussians)
+    ids = context.visible_slots()[0]
     assert len(ids) == 2 * abi.CHUNK
     assert not ((ids >= abi.CHUNK) & (ids < 2 * abi.CHUNK)).any()
     assert images[0].alpha.max() > images[1].alpha.max() + 0.01

@@ -403,12 +403,12 @@ def test_render_keeps_the_budget_of_the_machine(monkeypatch: pytest.MonkeyPatch,
 def test_the_bound_of_pairs_is_never_below_their_number() -> None:
     for seed in range(40):
         gaussians, camera = random_scene(seed, 120, width=150, height=110, scale=0.02 * (1 + seed % 12))
-        frame, arrays = RasterContext(float32()), float32().arrays(gaussians)
+        context, arrays = RasterContext(float32()), float32().arrays(gaussians)
         view = view_of(camera, sh_degree=0, antialiased=False, with_depth=False)
-        frame.project(view, gaussians)
-        frame.bin(view, arrays)
-        assert 0 < frame.native.isects <= frame.native.max_isects
-        assert frame.native.visible <= 120
+        context.project(view, gaussians)
+        context.bin(view, arrays)
+        assert 0 < context.native.isects <= context.native.max_isects
+        assert context.native.visible <= 120
 
 
 # --- processes -------------------------------------------------------------------------------------------------------

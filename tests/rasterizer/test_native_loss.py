@@ -51,7 +51,7 @@ def compare(build: str, image: Tensor, target: Tensor, ssim_lambda: float, *, fl
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_sizes(build: str, width: int, height: int) -> None:
-    dtype = engine(build).frame.backend.dtype
+    dtype = engine(build).context.backend.dtype
     image = random_image(1, width, height, F64).to(dtype)
     target = random_image(2, width, height, F64)
     for ssim_lambda in (0.0, 0.2, 1.0):
@@ -62,7 +62,7 @@ def test_sizes(build: str, width: int, height: int) -> None:
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize(("x", "y"), [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (0.3, 0.7), (1e-8, 0.0)])
 def test_constant_images(build: str, x: float, y: float) -> None:
-    dtype = engine(build).frame.backend.dtype
+    dtype = engine(build).context.backend.dtype
     image, target = torch.full((21, 30, 3), x, dtype=dtype), torch.full((21, 30, 3), y, dtype=dtype)
     compare(build, image, target, 0.2, flat=True)
 
@@ -70,7 +70,7 @@ def test_constant_images(build: str, x: float, y: float) -> None:
 @pytest.mark.parametrize("build", BUILDS)
 def test_colours_beyond_one(build: str) -> None:
     # A render is not clamped above.
-    dtype = engine(build).frame.backend.dtype
+    dtype = engine(build).context.backend.dtype
     image = 3.0 * random_image(3, 40, 30, F64).to(dtype)
     compare(build, image, random_image(4, 40, 30, F64).to(dtype), 0.2)
 
@@ -78,7 +78,7 @@ def test_colours_beyond_one(build: str) -> None:
 @pytest.mark.parametrize("build", BUILDS)
 def test_equal_images_have_no_loss_and_no_gradient_of_l1(build: str) -> None:
     native = engine(build)
-    dtype = native.frame.backend.dtype
+    dtype = native.context.backend.dtype
     image = random_image(5, 50, 41, F64).to(dtype)
     v_image = torch.full_like(image, np.nan)
     assert native.loss(image, image.clone(), v_image, 0.0) == 0.0
@@ -92,7 +92,7 @@ def test_equal_images_have_no_loss_and_no_gradient_of_l1(build: str) -> None:
 @pytest.mark.parametrize("build", BUILDS)
 def test_ssim_lies_between_minus_one_and_one(build: str) -> None:
     native = engine(build)
-    dtype = native.frame.backend.dtype
+    dtype = native.context.backend.dtype
     stripes = (torch.arange(48) % 2).to(dtype)[None, :, None].expand(40, 48, 3).contiguous()
     for x, y in [(stripes, 1 - stripes), (stripes, stripes), (stripes * 0, stripes)]:
         ssim = 1.0 - native.loss(x.contiguous(), y.contiguous(), None, 1.0)
@@ -103,7 +103,7 @@ def test_ssim_lies_between_minus_one_and_one(build: str) -> None:
 @pytest.mark.parametrize("build", BUILDS)
 def test_bytes_are_divided_by_255(build: str) -> None:
     native = engine(build)
-    dtype = native.frame.backend.dtype
+    dtype = native.context.backend.dtype
     target = torch.arange(256, dtype=torch.uint8).reshape(16, 16, 1).expand(16, 16, 3).contiguous()
     v_image = torch.empty(16, 16, 3, dtype=dtype)
     assert_close(native.loss(target.to(dtype) / 255, target, v_image, 0.0), 0.0, rtol=0, atol=1e-7)
@@ -112,14 +112,14 @@ def test_bytes_are_divided_by_255(build: str) -> None:
 @pytest.mark.parametrize("build", BUILDS)
 def test_a_pixel_that_is_no_number_makes_a_loss_that_is_none(build: str) -> None:
     native = engine(build)
-    image = random_image(6, 20, 20, F64).to(native.frame.backend.dtype)
+    image = random_image(6, 20, 20, F64).to(native.context.backend.dtype)
     image[7, 9, 1] = np.nan
     assert np.isnan(native.loss(image, torch.zeros(20, 20, 3, dtype=torch.uint8), None, 0.2))
 
 
 @pytest.mark.parametrize("build", BUILDS)
 def test_any_number_of_threads_and_any_memory_give_the_same_bits(build: str) -> None:
-    dtype = engine(build).frame.backend.dtype
+    dtype = engine(build).context.backend.dtype
     image, target = random_image(7, 150, 140, F64).to(dtype), random_image(8, 150, 140, F64)
     target = (target * 255).round().to(torch.uint8)
     seen = set()

@@ -23,22 +23,22 @@ MANY = 500
 
 def found(gaussians: Gaussians, camera: Camera) -> tuple[IsectCount, dict[int, int]]:
     """What the kernels list, and the tiles that they keep room for, of each visible Gaussian."""
-    frame = RasterContext(float32(), FixedBudget(1 << 40))
+    context = RasterContext(float32(), FixedBudget(1 << 40))
     view = view_of(camera, sh_degree=0, antialiased=False, with_depth=False)
-    arrays = frame.project(view, gaussians)
+    arrays = context.project(view, gaussians)
     slots = -(-len(gaussians) // abi.CHUNK) * abi.CHUNK
-    visible = frame.arena.take("chunk_counts", 2 * slots // abi.CHUNK, torch.int64)[: 2 * slots // abi.CHUNK : 2]
+    visible = context.arena.take("chunk_counts", 2 * slots // abi.CHUNK, torch.int64)[: 2 * slots // abi.CHUNK : 2]
     ids, tiles = (
-        frame.arena.take(name, slots, torch.int32)[:slots].view(-1, abi.CHUNK) for name in ("ids", "tiles_per_gauss")
+        context.arena.take(name, slots, torch.int32)[:slots].view(-1, abi.CHUNK) for name in ("ids", "tiles_per_gauss")
     )
     each = {
         int(i): int(n)
         for chunk, count in enumerate(visible.tolist())
         for i, n in zip(ids[chunk, :count], tiles[chunk, :count], strict=True)
     }
-    boxes = frame.max_isects()
-    frame.bin(view, arrays, with_grads=False)
-    return IsectCount(int(frame.native.isects), boxes if each else 0, len(each)), each
+    boxes = context.max_isects()
+    context.bin(view, arrays, with_grads=False)
+    return IsectCount(int(context.native.isects), boxes if each else 0, len(each)), each
 
 
 @NEEDS_COMPILER

@@ -111,11 +111,11 @@ class Training:
         camera = random_camera(2, 37, 29)
         target, background = torch.zeros(29, 37, 3, device=DEVICE), torch.zeros(3, device=DEVICE)
         inputs = StepInputs(camera, target, dict.fromkeys(GROUPS, 1e-3), 2, background, 0.2, False, None)
-        self.engine._stages.run(self.gaussians, self.adam, 1, inputs, capacity=1000, means=self.engine._means)
+        self.engine._pipeline.run(self.gaussians, self.adam, 1, inputs, capacity=1000, l1_ssim=self.engine._l1_ssim)
 
     def buffers(self) -> set[int]:
-        stages = self.engine._stages
-        return {id(tensor) for tensor in [*stages.frame.tensors(), *stages.arena.buffers()]}
+        stages = self.engine._pipeline
+        return {id(tensor) for tensor in [*stages.context.tensors(), *stages.arena.buffers()]}
 
 
 def test_a_step_on_another_stream_waits_and_its_buffers_are_recorded(gpu: Gpu) -> None:

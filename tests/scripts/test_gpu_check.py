@@ -345,19 +345,19 @@ def test_the_scene_has_the_statistics_that_are_promised() -> None:
     assert len(outward) == 12
     seen = torch.zeros(n, dtype=torch.bool)
     for camera in outward:
-        frame = RasterContext(Backend.cpu())
+        context = RasterContext(Backend.cpu())
         view = view_of(camera, sh_degree=3, antialiased=False, with_depth=False)
-        frame.bin(view, frame.project(view, around))
-        assert 0.2 < frame.native.visible / n < 0.3
-        assert 6.0 < frame.native.isects / frame.native.visible < 11.0
-        seen[frame.visible_slots()[0]] = True
+        context.bin(view, context.project(view, around))
+        assert 0.2 < context.native.visible / n < 0.3
+        assert 6.0 < context.native.isects / context.native.visible < 11.0
+        seen[context.visible_slots()[0]] = True
     assert float(seen.float().mean()) > 0.9, "all are seen by some camera"
     for camera in cameras:
-        frame = RasterContext(Backend.cpu())
+        context = RasterContext(Backend.cpu())
         view = view_of(camera, sh_degree=3, antialiased=False, with_depth=False)
-        frame.bin(view, frame.project(view, gaussians))
-        assert 0.5 < frame.native.visible / 24_000 < 0.6
-        assert 3.5 < frame.native.isects / frame.native.visible < 5.0
+        context.bin(view, context.project(view, gaussians))
+        assert 0.5 < context.native.visible / 24_000 < 0.6
+        assert 3.5 < context.native.isects / context.native.visible < 5.0
     again, _ = scenes.make_scene(24_000, 288, 173, "cpu")
     assert torch.equal(again.means, gaussians.means)
     targets = scenes.make_targets(cameras[:2], "cpu")

@@ -232,7 +232,7 @@ def test_engine_and_renderer_share_the_budget() -> None:
         made_scene(),
         run_dir=MemoryRun(),  # type: ignore[arg-type]
     )
-    budget = trainer.stepper.engine.frame.isect_budget.budget  # type: ignore[attr-defined]
+    budget = trainer.stepper.engine.context.isect_budget.budget  # type: ignore[attr-defined]
     assert isinstance(budget, Budget)
     assert budget.limit == 3 << 30
 
