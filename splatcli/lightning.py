@@ -169,7 +169,7 @@ class SplatModule(pl.LightningModule):
         events = self.run.advance()
         if self.run.state.step >= self.run.state.config.train.iterations:
             events += self.run.drain()
-            self.run.settle_view_dependence()
+            self.run.estimate_view_dependence()
         self._log_steps(events)
         optimizer = self.optimizers()
         assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)

@@ -77,7 +77,7 @@ def refine(gaussians: Gaussians, checkpoint: Checkpoint, scene: Scene, steps: in
     stepper.drain(state)
     monitor.check(state.step, state.gaussians, state.adam)
     monitor.finish()
-    state.settle_view_dependence()
+    state.estimate_view_dependence()
     return state.gaussians_to_render().map(torch.Tensor.detach).to("cpu")
 
 

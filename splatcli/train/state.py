@@ -91,18 +91,19 @@ class TrainState:
         columns = (self.filter_3d, self.effective_views, self.sh_change)
         return _to_render(self.gaussians, self.adam, self.config, *columns)
 
-    def settle_view_dependence(
+    def estimate_view_dependence(
         self, geometry: Gaussians | None = None, sizes: Tensor | None = None, group: ProcessGroup | None = None
     ) -> None:
-        """Find the view-dependent colour of the finished model (train/view_dependence.py); no step may be pending.
+        """Estimate how far the views determine view-dependent colour (train/view_dependence.py).
 
+        gaussians_to_render() applies it. No step may be pending.
         geometry, sizes: the Gaussians of all processes and the sizes of their 3D filter, where this state holds a part.
         group: the processes of the run, all of which call it.
         """
         train = self.config.train
         if train.sh_views == 0.0 or self.sh_degree() < DEGREE:
             return
-        self.forget_view_dependence()
+        self.discard_view_dependence()
         cameras, rows = self.training_cameras(), None if self.shard is None else self.shard.rows
         if geometry is None:
             geometry, sizes = self.gaussians, self.filter_3d
@@ -115,8 +116,8 @@ class TrainState:
         trained, others = self.adam.flushed(self.gaussians, self.config.optim.shN_lr), None if rows is None else group
         self.sh_change = shrinkage(trained, cameras, weights, train.sh_views, train.sh_prior, rows=rows, group=others)
 
-    def forget_view_dependence(self) -> None:
-        """Drop what settle_view_dependence() found, as the next step does."""
+    def discard_view_dependence(self) -> None:
+        """Drop what estimate_view_dependence() found: after another step it is out of date."""
         self.effective_views = self.sh_change = None
 
     def update_filter_3d(self, largest_of_all: Callable[[float], float] = float) -> None:

@@ -351,15 +351,15 @@ class Trainer:
         check_same_state(self.group, self.state)
         if reason in ("finished", "max-time"):
             yield from self._drain()
-            self.settle_view_dependence()
+            self.estimate_view_dependence()
         yield from self._finish(lambda: reason in ("finished", "stop-at") and should_stop() is None)
         return reason
 
-    def settle_view_dependence(self) -> None:
-        """Find the view-dependent colour of the finished model, which training does not see.
+    def estimate_view_dependence(self) -> None:
+        """Estimate how far the views determine the view-dependent colour of the finished model.
 
-        For the state that training ends with, when no step is pending; the next step forgets it. All processes of a
-        group call it.
+        Renders and exports apply it. Training goes on without it, and the next step discards it. No step may be
+        pending. All processes of a group call it.
         """
         state, group = self.state, self._shard_group
         before = state.effective_views is None, state.sh_change is None
@@ -367,7 +367,7 @@ class Trainer:
         if group is not None:
             gaussians, _ = gather_geometry(state, group)
             sizes = None if state.filter_3d is None else group.all_gather_rows(state.filter_3d)
-        state.settle_view_dependence(gaussians, sizes, self.group)
+        state.estimate_view_dependence(gaussians, sizes, self.group)
         if before != (state.effective_views is None, state.sh_change is None):
             self.checkpointer.saved = None  # a checkpoint of this step lacks it
 
@@ -382,7 +382,7 @@ class Trainer:
     def _complete(self, refines: bool, reported: list[Stepped]) -> list[Event]:
         """Refine after the step that _submit() submitted, and return the events that are known since the last one."""
         state, guard = self.state, self.state.config.guard
-        state.forget_view_dependence()
+        state.discard_view_dependence()
         step = state.step + 1
         events: list[Event] = []
         sizes_due = state.filter_3d is not None and step % FILTER_3D_EVERY == 0

@@ -101,7 +101,7 @@ READS, COPIES = {True: 9, False: 8}, 3
 BESIDE = {"_decays", "decayed", "of", "filter_sizes", "_weakest"}
 
 #: Functions of the trainer that may wait: refinement, what is saved and scored, and the steps in flight before it.
-PAUSES = {"refine", "update_filter_3d", "settle_view_dependence", "_save", "_finish", "_evaluate", "_probe", "_drain"}
+PAUSES = {"refine", "update_filter_3d", "estimate_view_dependence", "_save", "_finish", "_evaluate", "_probe", "_drain"}
 
 
 @pytest.fixture(scope="module")
