@@ -157,43 +157,6 @@ class Stepper:
         return self.images.reduced(state.train[row], image_divisor(state.config.schedule, step))
 
 
-@contextlib.contextmanager
-def _draws_undone_on_error(state: TrainState) -> Iterator[None]:
-    """Put sampler and background generator back where the block, which draws from them, raises."""
-    sampler, skipped = state.sampler.state(), state.sampler.skipped
-    generator = state.generators["background"].get_state()
-    try:
-        yield
-    except Exception:
-        state.sampler = ViewSampler(state.sampler.num_views, state.sampler.seed, **sampler, skipped=skipped)
-        state.generators["background"].set_state(generator)
-        raise
-
-
-def _batch_engine(state: TrainState, budget: Budget, group: ProcessGroup | None) -> BatchEngine | ShardedEngine | None:
-    """Return the engine for steps on several views; None where a step has one. Raises as the engines do."""
-    device = state.gaussians.device
-    if state.config.train.batch_size == 1 and (group is None or group.size == 1):
-        return None
-    if state.shard is not None and group is not None:
-        return sharded_engine_for(device, group, budget)
-    return batch_engine_for(device, budget, group)
-
-
-def _own_upcoming(state: TrainState, rank: int, size: int) -> list[int]:
-    """Return the training views of the next batches of this pass that process ``rank`` of ``size`` renders, a few.
-
-    View i of a batch belongs to process i % size, and the next batch begins with the sampler's next view.
-    """
-    batch, upcoming = state.config.train.batch_size, state.sampler.upcoming(AHEAD * size)
-    return [row for i, row in enumerate(upcoming) if i % batch % size == rank][:AHEAD]
-
-
-def scene_camera(state: TrainState, scene: Scene, step: int, row: int) -> Camera:
-    """Return the scene's camera of training view ``row`` at the size that step number ``step`` has."""
-    return reduced_camera(scene.cameras[state.train[row]], image_divisor(state.config.schedule, step))
-
-
 def step_inputs(
     state: TrainState, strategy: Strategy, step: int, row: int, camera: Camera, image: TrainingImage, background: Tensor
 ) -> StepInputs:
@@ -224,6 +187,12 @@ def step_inputs(
     )
 
 
+def _view_params(state: TrainState, step: int, row: int, camera: Camera) -> ViewParams | None:
+    """Return the trained parameters of training view ``row`` in step number ``step``; None where none are trained."""
+    extent, device = state.dataset.extent, state.gaussians.device
+    return state.per_view_params.of(row, camera, state.config, extent, step, device)
+
+
 def _filter_3d(state: TrainState, step: int) -> Tensor | None:
     """Return the sizes of the 3D filter in step number ``step``, which has the Gaussians that dropout leaves out.
 
@@ -236,12 +205,6 @@ def _filter_3d(state: TrainState, step: int) -> Tensor | None:
     if state.shard is not None:
         rows = rows[state.shard.rows]
     return dropout_filter(state.filter_3d, to_device(rows, state.gaussians.device))
-
-
-def _view_params(state: TrainState, step: int, row: int, camera: Camera) -> ViewParams | None:
-    """Return the trained parameters of training view ``row`` in step number ``step``; None where none are trained."""
-    extent, device = state.dataset.extent, state.gaussians.device
-    return state.per_view_params.of(row, camera, state.config, extent, step, device)
 
 
 def _alpha_lambda(config: Config, step: int) -> float:
@@ -267,3 +230,40 @@ def training_background(state: TrainState) -> Tensor:
 def _named_background(name: str, device: torch.device) -> Tensor:
     """Return the colour [3] of that name on ``device``, where it is copied once."""
     return to_device(torch.tensor(BACKGROUNDS[name], dtype=torch.float32), device)
+
+
+def scene_camera(state: TrainState, scene: Scene, step: int, row: int) -> Camera:
+    """Return the scene's camera of training view ``row`` at the size that step number ``step`` has."""
+    return reduced_camera(scene.cameras[state.train[row]], image_divisor(state.config.schedule, step))
+
+
+@contextlib.contextmanager
+def _draws_undone_on_error(state: TrainState) -> Iterator[None]:
+    """Put sampler and background generator back where the block, which draws from them, raises."""
+    sampler, skipped = state.sampler.state(), state.sampler.skipped
+    generator = state.generators["background"].get_state()
+    try:
+        yield
+    except Exception:
+        state.sampler = ViewSampler(state.sampler.num_views, state.sampler.seed, **sampler, skipped=skipped)
+        state.generators["background"].set_state(generator)
+        raise
+
+
+def _batch_engine(state: TrainState, budget: Budget, group: ProcessGroup | None) -> BatchEngine | ShardedEngine | None:
+    """Return the engine for steps on several views; None where a step has one. Raises as the engines do."""
+    device = state.gaussians.device
+    if state.config.train.batch_size == 1 and (group is None or group.size == 1):
+        return None
+    if state.shard is not None and group is not None:
+        return sharded_engine_for(device, group, budget)
+    return batch_engine_for(device, budget, group)
+
+
+def _own_upcoming(state: TrainState, rank: int, size: int) -> list[int]:
+    """Return the training views of the next batches of this pass that process ``rank`` of ``size`` renders, a few.
+
+    View i of a batch belongs to process i % size, and the next batch begins with the sampler's next view.
+    """
+    batch, upcoming = state.config.train.batch_size, state.sampler.upcoming(AHEAD * size)
+    return [row for i, row in enumerate(upcoming) if i % batch % size == rank][:AHEAD]

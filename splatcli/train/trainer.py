@@ -81,57 +81,6 @@ class Trainer:
     strategy: density control; None makes the one that the settings name.
     """
 
-    def __init__(
-        self,
-        state: TrainState,
-        scene: Scene,
-        *,
-        run_dir: RunDir,
-        engine: StepEngine | None = None,
-        renderer: Renderer | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        notes: Iterable[str] = (),
-        group: ProcessGroup | None = None,
-        strategy: Strategy | None = None,
-    ) -> None:
-        check_same_run(group, state, scene)
-        if isinstance(engine, LossEngine):
-            state.loss = engine.loss_name
-        self.state = state
-        self.scene = scene
-        self.run_dir = run_dir
-        self.group = group
-        self.notes = tuple(notes)
-        self.is_rank0 = group is None or group.rank == 0
-        #: Shared by engine and renderer, so that rendering in bands is reported once.
-        self._budget = Budget(state.gaussians.device, state.config.memory.budget, state.adam.storage.offloads)
-        self._clock = clock
-        #: The caller's; they stay through a rollback.
-        self._engine = engine
-        self._strategy = strategy
-        self._next_config: Config | None = None
-        self._renderer = renderer or make_renderer(self._budget)
-        self._build(state.config.memory.budget)
-        self.checkpointer = Checkpointer(run_dir, clock) if self.is_rank0 else ReadOnlyCheckpointer(run_dir, clock)
-        self.metrics_logger = MetricsLogger(run_dir, scene, clock)
-        self.density = DensityControl(group)
-        self.forecast = Forecast(
-            statistics.fmean(state.cameras[i].width * state.cameras[i].height for i in state.train)
-        )
-        self.recovery = Recovery(run_dir)
-
-    def _build(self, image_limit: int | None) -> None:
-        """Make what belongs to the current state. image_limit: see Stepper."""
-        config = self.state.config
-        self.strategy = self._strategy or make_strategy(config, self.state.dataset.extent)
-        self.stepper = Stepper(
-            self.state, self.scene, self._budget, group=self.group, engine=self._engine, image_limit=image_limit
-        )
-        self.scorer = make_scorer(self.scene, self._renderer, self.stepper.batch_engine)
-        self.finite_monitor = FiniteMonitor()
-        self.intersection_monitor = IntersectionMonitor()
-        self.quality_monitor = QualityMonitor(config.guard)
-
     @classmethod
     def start(
         cls,
@@ -215,6 +164,57 @@ class Trainer:
             strategy=strategy,
         )
 
+    def __init__(
+        self,
+        state: TrainState,
+        scene: Scene,
+        *,
+        run_dir: RunDir,
+        engine: StepEngine | None = None,
+        renderer: Renderer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        notes: Iterable[str] = (),
+        group: ProcessGroup | None = None,
+        strategy: Strategy | None = None,
+    ) -> None:
+        check_same_run(group, state, scene)
+        if isinstance(engine, LossEngine):
+            state.loss = engine.loss_name
+        self.state = state
+        self.scene = scene
+        self.run_dir = run_dir
+        self.group = group
+        self.notes = tuple(notes)
+        self.is_rank0 = group is None or group.rank == 0
+        #: Shared by engine and renderer, so that rendering in bands is reported once.
+        self._budget = Budget(state.gaussians.device, state.config.memory.budget, state.adam.storage.offloads)
+        self._clock = clock
+        #: The caller's; they stay through a rollback.
+        self._engine = engine
+        self._strategy = strategy
+        self._next_config: Config | None = None
+        self._renderer = renderer or make_renderer(self._budget)
+        self._build(state.config.memory.budget)
+        self.checkpointer = Checkpointer(run_dir, clock) if self.is_rank0 else ReadOnlyCheckpointer(run_dir, clock)
+        self.metrics_logger = MetricsLogger(run_dir, scene, clock)
+        self.density = DensityControl(group)
+        self.forecast = Forecast(
+            statistics.fmean(state.cameras[i].width * state.cameras[i].height for i in state.train)
+        )
+        self.recovery = Recovery(run_dir)
+
+    def _build(self, image_limit: int | None) -> None:
+        """Make what belongs to the current state. image_limit: see Stepper."""
+        config = self.state.config
+        self.strategy = self._strategy or make_strategy(config, self.state.dataset.extent)
+        self.stepper = Stepper(
+            self.state, self.scene, self._budget, group=self.group, engine=self._engine, image_limit=image_limit
+        )
+        self.scorer = make_scorer(self.scene, self._renderer, self.stepper.batch_engine)
+        self.finite_monitor = FiniteMonitor()
+        self.intersection_monitor = IntersectionMonitor()
+        self.quality_monitor = QualityMonitor(config.guard)
+
     def run(
         self,
         stop_at: int | None = None,
@@ -268,38 +268,15 @@ class Trainer:
         """Continue with other settings from the next step on; to be called between two events of run()."""
         self._next_config = config
 
-    def steps_left(self) -> float:
-        """Return how many steps like the present one the rest of the run is worth, see Forecast."""
-        config, step = self.state.config, self.state.step
-        return self.forecast.steps_left(self.strategy, config.schedule, config.train.iterations, step, self.state.count)
-
     @property
     def next_config(self) -> Config:
         """The settings from the next step on."""
         return self._next_config or self.state.config
 
-    def _apply_next_config(self) -> Iterator[Event]:
-        """Continue with the settings of reschedule(), if there are any."""
-        config, self._next_config = self._next_config, None
-        if config is None:
-            return
-        yield from self._log(self.stepper.drain(self.state))
-        apply_config(self.state, config)
-        self.strategy = self._strategy or make_strategy(config, self.state.dataset.extent)
-        try:
-            self.run_dir.write_config(config)
-        except (OutputError, ResourceError) as error:  # checkpoints have the settings too
-            _log.warning("%s", error)
-        yield from self._log([Rescheduled(self.state.step, config.train.iterations)])
-
-    def drain(self) -> list[Stepped]:
-        """Finish all pending steps and checks, and return what is not reported yet; ``state`` is then up to date.
-
-        A caller of advance() drains before the state is rendered, scored, saved or exported.
-        """
-        events = self.stepper.drain(self.state)
-        raise_on_all(self._shard_group, self.finite_monitor.finish)
-        return events
+    def steps_left(self) -> float:
+        """Return how many steps like the present one the rest of the run is worth, see Forecast."""
+        config, step = self.state.config, self.state.step
+        return self.forecast.steps_left(self.strategy, config.schedule, config.train.iterations, step, self.state.count)
 
     def advance(self) -> list[Event]:
         """Do one step, for a caller with a loop of its own, who sees to checkpoints and to failures.
@@ -310,6 +287,31 @@ class Trainer:
         if self.state.step % COMPARE_EVERY == 0:
             check_same_state(self.group, self.state)
         return events
+
+    def drain(self) -> list[Stepped]:
+        """Finish all pending steps and checks, and return what is not reported yet; ``state`` is then up to date.
+
+        A caller of advance() drains before the state is rendered, scored, saved or exported.
+        """
+        events = self.stepper.drain(self.state)
+        raise_on_all(self._shard_group, self.finite_monitor.finish)
+        return events
+
+    def estimate_view_dependence(self) -> None:
+        """Estimate how far the views determine the view-dependent colour of the finished model.
+
+        Renders and exports apply it. Training goes on without it, and the next step discards it. No step may be
+        pending. All processes of a group call it.
+        """
+        state, group = self.state, self._shard_group
+        before = state.effective_views is None, state.sh_change is None
+        gaussians, sizes = None, None
+        if group is not None:
+            gaussians, _ = gather_geometry(state, group)
+            sizes = None if state.filter_3d is None else group.all_gather_rows(state.filter_3d)
+        state.estimate_view_dependence(gaussians, sizes, self.group)
+        if before != (state.effective_views is None, state.sh_change is None):
+            self.checkpointer.saved = None  # a checkpoint of this step lacks it
 
     def _train(
         self, stop_at: int | None, should_stop: Callable[[], str | None], should_save: Callable[[], bool]
@@ -354,22 +356,6 @@ class Trainer:
             self.estimate_view_dependence()
         yield from self._finish(lambda: reason in ("finished", "stop-at") and should_stop() is None)
         return reason
-
-    def estimate_view_dependence(self) -> None:
-        """Estimate how far the views determine the view-dependent colour of the finished model.
-
-        Renders and exports apply it. Training goes on without it, and the next step discards it. No step may be
-        pending. All processes of a group call it.
-        """
-        state, group = self.state, self._shard_group
-        before = state.effective_views is None, state.sh_change is None
-        gaussians, sizes = None, None
-        if group is not None:
-            gaussians, _ = gather_geometry(state, group)
-            sizes = None if state.filter_3d is None else group.all_gather_rows(state.filter_3d)
-        state.estimate_view_dependence(gaussians, sizes, self.group)
-        if before != (state.effective_views is None, state.sh_change is None):
-            self.checkpointer.saved = None  # a checkpoint of this step lacks it
 
     def _submit(self) -> tuple[bool, list[Stepped]]:
         """Submit the next step; return whether a refinement follows, and the steps whose losses are known now.
@@ -425,8 +411,30 @@ class Trainer:
         names = {state.cameras[state.train[row]].name: error for row, error in found.items()}
         return [ViewsCompared(step, names, len(state.train))]
 
+    def _apply_next_config(self) -> Iterator[Event]:
+        """Continue with the settings of reschedule(), if there are any."""
+        config, self._next_config = self._next_config, None
+        if config is None:
+            return
+        yield from self._log(self.stepper.drain(self.state))
+        apply_config(self.state, config)
+        self.strategy = self._strategy or make_strategy(config, self.state.dataset.extent)
+        try:
+            self.run_dir.write_config(config)
+        except (OutputError, ResourceError) as error:  # checkpoints have the settings too
+            _log.warning("%s", error)
+        yield from self._log([Rescheduled(self.state.step, config.train.iterations)])
+
     def _drain(self) -> Iterator[Event]:
         yield from self._log(self.drain())
+
+    def _save(self) -> list[Event]:
+        saved: list[Event] = []
+        gathered = self._gathered_state()
+        with self._rank0_section("a save"):
+            # Rank 0 finds a state that must not be kept, and all roll back with it.
+            raise_on_all(self.group, lambda: saved.append(self.checkpointer.save(gathered)))
+        return saved
 
     def _finish(self, keep_trying: Callable[[], bool]) -> Iterator[Event]:
         """Save the last state of the run, unless it is saved. keep_trying: see Checkpointer.finish()."""
@@ -438,37 +446,24 @@ class Trainer:
         with self._rank0_section("the last save"):
             yield from self._log(self.checkpointer.finish(gathered, keep_trying=keep_trying))
 
-    def _save(self) -> list[Event]:
-        saved: list[Event] = []
-        gathered = self._gathered_state()
-        with self._rank0_section("a save"):
-            # Rank 0 finds a state that must not be kept, and all roll back with it.
-            raise_on_all(self.group, lambda: saved.append(self.checkpointer.save(gathered)))
-        return saved
-
     def _gathered_state(self) -> TrainState:
         """Return the state to save: on rank 0 with the rows of all shards."""
         if self._shard_group is None:
             return self.state
         return gather_state(self.state, self._shard_group, self.run_dir.path) or self.state
 
-    @property
-    def _shard_group(self) -> ProcessGroup | None:
-        """The processes, where each holds a shard of the Gaussians."""
-        return None if self.state.shard is None else self.group
+    def _probe(self) -> list[Event]:
+        probe = self.scorer.probe(self.state)
+        alarm = self.quality_monitor.check(probe) if isinstance(probe, Probed) else None
+        return [probe] if alarm is None else [probe, alarm]
 
-    @property
-    def _scores_views(self) -> bool:
-        """Whether this process takes part where views are scored: rank 0 does, and all ranks that hold shards."""
-        return self.is_rank0 or self._shard_group is not None
-
-    def _rank0_section(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        """Return a section for work of rank 0, while the other ranks wait."""
-        return contextlib.nullcontext() if self.group is None else self.group.rank0_section(doing)
-
-    def _evaluation_section(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        """Return a section for scoring views; see _scores_views."""
-        return self._rank0_section(doing) if self._shard_group is None else contextlib.nullcontext()
+    def _evaluate(self, should_stop: Callable[[], str | None]) -> Generator[Event, None, str | None]:
+        """Score the held-out views; return the reason for a stop in between, if there is one."""
+        event, reason = self.scorer.evaluate(
+            self.state, lambda: sync_stop_request(self._shard_group, should_stop(), False)[0]
+        )
+        yield from self._log([] if event is None else [event])
+        return reason
 
     def _roll_back(self, failure: Exception) -> Iterator[Event]:
         """Replace a state that failed by that of the last checkpoint."""
@@ -489,18 +484,23 @@ class Trainer:
         self.checkpointer.saved = None  # the state that ends the run may have this step, and is another
         yield from self._log([event])
 
-    def _probe(self) -> list[Event]:
-        probe = self.scorer.probe(self.state)
-        alarm = self.quality_monitor.check(probe) if isinstance(probe, Probed) else None
-        return [probe] if alarm is None else [probe, alarm]
-
-    def _evaluate(self, should_stop: Callable[[], str | None]) -> Generator[Event, None, str | None]:
-        """Score the held-out views; return the reason for a stop in between, if there is one."""
-        event, reason = self.scorer.evaluate(
-            self.state, lambda: sync_stop_request(self._shard_group, should_stop(), False)[0]
-        )
-        yield from self._log([] if event is None else [event])
-        return reason
-
     def _log(self, events: Iterable[Event]) -> Iterator[Event]:
         return self.metrics_logger.log(events, lambda: self.state)
+
+    @property
+    def _shard_group(self) -> ProcessGroup | None:
+        """The processes, where each holds a shard of the Gaussians."""
+        return None if self.state.shard is None else self.group
+
+    @property
+    def _scores_views(self) -> bool:
+        """Whether this process takes part where views are scored: rank 0 does, and all ranks that hold shards."""
+        return self.is_rank0 or self._shard_group is not None
+
+    def _rank0_section(self, doing: str) -> contextlib.AbstractContextManager[None]:
+        """Return a section for work of rank 0, while the other ranks wait."""
+        return contextlib.nullcontext() if self.group is None else self.group.rank0_section(doing)
+
+    def _evaluation_section(self, doing: str) -> contextlib.AbstractContextManager[None]:
+        """Return a section for scoring views; see _scores_views."""
+        return self._rank0_section(doing) if self._shard_group is None else contextlib.nullcontext()
