@@ -92,7 +92,7 @@ class RollbackPlan:
     what: str
     step: int
     count: int
-    largest: int
+    most_gaussians: int
     epoch: int
     config: Config
     dataset: DatasetInfo
@@ -114,18 +114,18 @@ class Recovery:
         self.run_dir = run_dir
         self.rollbacks = {"diverged": 0, "memory": 0}
 
-    def plan(self, failure: Exception, state: TrainState, *, largest: int) -> RollbackPlan:
+    def plan(self, failure: Exception, state: TrainState, *, most_gaussians: int) -> RollbackPlan:
         """Decide on the rollback after ``failure``; write the report of a divergence into the run folder.
 
-        largest: the most Gaussians that a step was done with in this process; with 0, growth is not the cause of a lack
-            of memory, and a person has to decide.
+        most_gaussians: that a step was done with in this process; with 0, growth is not the cause of a lack of memory,
+            and a person has to decide.
         Raises the final error when no rollback can help.
         """
         problem = as_splat_error(failure)
         cause = "diverged" if isinstance(problem, DivergedError) else "memory"
         report = self._report(problem, state) if isinstance(problem, DivergedError) else None
         allowed = state.config.guard.max_rollbacks
-        if self.rollbacks[cause] >= allowed or (cause == "memory" and not largest):
+        if self.rollbacks[cause] >= allowed or (cause == "memory" and not most_gaussians):
             raise self._final_error(problem, state, report)
         self.rollbacks[cause] += 1
         return RollbackPlan(
@@ -133,7 +133,7 @@ class Recovery:
             what=problem.what,
             step=state.step,
             count=state.count,
-            largest=largest,
+            most_gaussians=most_gaussians,
             epoch=state.sampler.epoch,
             config=state.config,
             dataset=state.dataset,
@@ -149,7 +149,7 @@ class Recovery:
         if checkpoint is None:
             raise ResourceError(f"{plan.what}; and there is no sound checkpoint to go back to", where=self.run_dir.path)
         # A cap below a count that did fit. If the checkpoint has more Gaussians, the most transparent ones are removed.
-        cap = max(1, math.floor(FEWER * min(plan.count, plan.largest))) if plan.cause == "memory" else None
+        cap = max(1, math.floor(FEWER * min(plan.count, plan.most_gaussians))) if plan.cause == "memory" else None
         before = len(checkpoint.gaussians)
         try:
             kept = None if cap is None or cap >= before else most_opaque_rows(checkpoint.gaussians, cap)

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 class Stepper:
-    """Moves the Gaussians of one state, one step at a time.
+    """Trains the Gaussians of one state, one step at a time.
 
     engine: for steps on one view; None makes one for the state's device within ``budget``.
     group: the processes that train the run together, if there are several.
     image_limit: bytes that training images may take on a GPU, see TrainingImages.
 
     batch_engine: for steps on several views; None where a step has one view.
-    largest: the most Gaussians that a step was done with.
+    most_gaussians: that a step was done with.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Stepper:
         self.engine = engine or engine_for(device, budget)
         self.batch_engine = _batch_engine(state, budget, group)
         self.images = TrainingImages(scene, device, limit=image_limit, depth_lambda=state.config.depth_lambda)
-        self.largest = 0
+        self.most_gaussians = 0
         #: The newest loss of each training view, by name.
         self.view_losses: dict[str, float] = {}
         self._batch_isects = 0
@@ -77,21 +77,8 @@ class Stepper:
         An engine may do the step later, but not after drain(). Raises SceneError when a training image is damaged, and
         UsageError when the strategy is that of a plug-in and fails; then ``state`` is the one before the step.
         """
-        if self.batch_engine is None:
-            return self._step_on_one_view(state, strategy, step)
-        return self._step_on_batch(state, strategy, step, self.batch_engine)
-
-    def drain(self, state: TrainState) -> list[Stepped]:
-        """Finish all pending steps and return those that are not reported yet."""
-        return self._report(state, self.engine.drain())
-
-    def abandon(self) -> None:
-        """Wait for pending steps and drop their results: the state has failed."""
-        self._pending.clear()
-        with contextlib.suppress(Exception):
-            self.engine.drain()
-
-    def _step_on_one_view(self, state: TrainState, strategy: Strategy, step: int) -> list[Stepped]:
+        if self.batch_engine is not None:
+            return self._step_on_batch(state, strategy, step, self.batch_engine)
         row = state.sampler.peek()
         camera, image = self._view(state, step, row)
         reported: list[Stepped] = []
@@ -106,13 +93,23 @@ class Stepper:
         self._pending.append((step, camera.name, len(state.gaussians), inputs.sh_degree))
         return reported + self._report(state, self.engine.submit(state.gaussians, state.adam, inputs))
 
+    def drain(self, state: TrainState) -> list[Stepped]:
+        """Finish all pending steps and return those that are not reported yet."""
+        return self._report(state, self.engine.drain())
+
+    def abandon(self) -> None:
+        """Wait for pending steps and drop their results: the state has failed."""
+        self._pending.clear()
+        with contextlib.suppress(Exception):
+            self.engine.drain()
+
     def _report(self, state: TrainState, losses: list[float]) -> list[Stepped]:
         """Check the losses of the oldest pending steps, and return these steps."""
         events = []
         for loss in losses:
             step, view, count, degree = self._pending.popleft()
             check_loss(step, view, loss, state.gaussians, state.shard)
-            self.largest = max(self.largest, count)
+            self.most_gaussians = max(self.most_gaussians, count)
             self.view_losses[view] = loss
             events.append(Stepped(step, loss, count, degree))
         return events
@@ -148,7 +145,7 @@ class Stepper:
             view = scene.cameras[state.train[row]].name
             check_loss(step, view, loss, state.gaussians, state.shard)
             self.view_losses[view] = loss
-        self.largest = max(self.largest, state.count)
+        self.most_gaussians = max(self.most_gaussians, state.count)
         degree = active_sh_degree(state.config.schedule, state.gaussians.sh_degree, step)
         return [Stepped(step, sum(outcome.losses) / len(outcome.losses), state.count, degree)]
 

@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import torch
 
@@ -69,6 +69,16 @@ FILTER_3D_EVERY = 100
 LIMIT_SCALES_EVERY = 100
 
 
+class TrainerOptions(TypedDict, total=False):
+    """Arguments of Trainer() that Trainer.start() and Trainer.resume() take and pass on."""
+
+    engine: StepEngine | None
+    renderer: Renderer | None
+    clock: Callable[[], float]
+    group: ProcessGroup | None
+    strategy: Strategy | None
+
+
 class Trainer:
     """One run over one scene.
 
@@ -89,31 +99,23 @@ class Trainer:
         *,
         run_dir: RunDir,
         device: str = "cpu",
-        engine: StepEngine | None = None,
-        renderer: Renderer | None = None,
         init_model: Gaussians | None = None,
         initial: tuple[Gaussians, list[str]] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        group: ProcessGroup | None = None,
         sharded: bool = False,
-        strategy: Strategy | None = None,
+        **options: Unpack[TrainerOptions],
     ) -> Trainer:
         """Return a new run; arguments as in new_state(). sharded: each process of the group holds a shard."""
-        place, folder = place_of(group, sharded), run_dir.path
         state, notes = new_state(
-            config, scene, device, init_model, initial=initial, planned=engine is None, folder=folder, place=place
-        )
-        return cls(
-            state,
+            config,
             scene,
-            run_dir=run_dir,
-            engine=engine,
-            renderer=renderer,
-            clock=clock,
-            notes=notes,
-            group=group,
-            strategy=strategy,
+            device,
+            init_model,
+            initial=initial,
+            planned=options.get("engine") is None,
+            folder=run_dir.path,
+            place=place_of(options.get("group"), sharded),
         )
+        return cls(state, scene, run_dir=run_dir, notes=notes, **options)
 
     @classmethod
     def resume(
@@ -123,15 +125,11 @@ class Trainer:
         *,
         run_dir: RunDir,
         device: str = "cpu",
-        engine: StepEngine | None = None,
-        renderer: Renderer | None = None,
         config: Config | None = None,
         allowed: Collection[str] = (),
         notes: Iterable[str] = (),
-        clock: Callable[[], float] = time.monotonic,
-        group: ProcessGroup | None = None,
         sharded: bool = False,
-        strategy: Strategy | None = None,
+        **options: Unpack[TrainerOptions],
     ) -> Trainer:
         """Return the run of ``checkpoint``, bit-identical to one without a stop; arguments as in resumed_state().
 
@@ -139,30 +137,19 @@ class Trainer:
         sharded: as for start(), whatever the run was before.
         Raises UsageError without the ``engine`` of a run that has a loss of its own.
         """
-        check_loss_given(checkpoint, run_dir.path, given=engine is not None)
-        place, folder = place_of(group, sharded), run_dir.path
+        has_engine = options.get("engine") is not None
+        check_loss_given(checkpoint, run_dir.path, given=has_engine)
         state, scene, more = resumed_state(
             checkpoint,
             scene,
             device,
             config=config,
             allowed=allowed,
-            planned=engine is None,
-            folder=folder,
-            place=place,
+            planned=not has_engine,
+            folder=run_dir.path,
+            place=place_of(options.get("group"), sharded),
         )
-        notes = (*more, *notes)
-        return cls(
-            state,
-            scene,
-            run_dir=run_dir,
-            engine=engine,
-            renderer=renderer,
-            clock=clock,
-            notes=notes,
-            group=group,
-            strategy=strategy,
-        )
+        return cls(state, scene, run_dir=run_dir, notes=(*more, *notes), **options)
 
     def __init__(
         self,
@@ -204,7 +191,7 @@ class Trainer:
         self.recovery = Recovery(run_dir)
 
     def _build(self, image_limit: int | None) -> None:
-        """Make what belongs to the current state. image_limit: see Stepper."""
+        """Make strategy, stepper, scorer and monitors of the current state. image_limit: see Stepper."""
         config = self.state.config
         self.strategy = self._strategy or make_strategy(config, self.state.dataset.extent)
         self.stepper = Stepper(
@@ -330,7 +317,7 @@ class Trainer:
             try:
                 submitted = self._submit()
             except (SceneError, UsageError):  # of an image or a plug-in; the state before this step is complete
-                yield from self._finish(lambda: False)
+                yield from self._save_last(lambda: False)
                 raise
             yield from self._log(self._complete(*submitted))
             step, train, guard = self.state.step, self.state.config.train, self.state.config.guard
@@ -340,21 +327,21 @@ class Trainer:
             if save or step % COMPARE_EVERY == 0:
                 check_same_state(self.group, self.state)
             if save:
-                yield from self._drain()
+                yield from self._drain_and_log()
                 yield from self._log(self._save())
             if self._scores_views and guard.probe_every and step % guard.probe_every == 0:
-                yield from self._drain()
+                yield from self._drain_and_log()
                 with self._evaluation_section("the probe views"):
                     yield from self._log(self._probe())
             if self._scores_views and train.eval_every and step % train.eval_every == 0:
-                yield from self._drain()
+                yield from self._drain_and_log()
                 with self._evaluation_section("an evaluation"):
                     yield from self._evaluate(should_stop)
         check_same_state(self.group, self.state)
         if reason in ("finished", "max-time"):
-            yield from self._drain()
+            yield from self._drain_and_log()
             self.estimate_view_dependence()
-        yield from self._finish(lambda: reason in ("finished", "stop-at") and should_stop() is None)
+        yield from self._save_last(lambda: reason in ("finished", "stop-at") and should_stop() is None)
         return reason
 
     def _submit(self) -> tuple[bool, list[Stepped]]:
@@ -371,15 +358,15 @@ class Trainer:
         state.discard_view_dependence()
         step = state.step + 1
         events: list[Event] = []
-        sizes_due = state.filter_3d is not None and step % FILTER_3D_EVERY == 0
-        limits_due = step % LIMIT_SCALES_EVERY == 0
+        filter_due = state.filter_3d is not None and step % FILTER_3D_EVERY == 0
+        limit_due = step % LIMIT_SCALES_EVERY == 0
         due = comparisons_due(state.config, len(state.train), step) if state.loss is None else 0
         views_due = due > state.comparisons
-        if refines or sizes_due or limits_due or views_due:
+        if refines or filter_due or limit_due or views_due:
             reported += self.stepper.drain(state)
         compared = self._compare_views(step) if views_due else []  # before the refinement, which may lower opacities
         state.comparisons = max(due, state.comparisons)
-        if limits_due:
+        if limit_due:
             self.density.limit_scales(state)
         if refines:
             events = self.density.refine(state, self.strategy, step)
@@ -387,7 +374,7 @@ class Trainer:
                 self.quality_monitor.reset(step)
             # The step is reported with the count after its refinement.
             reported[-1] = dataclasses.replace(reported[-1], num_gaussians=state.count)
-        if sizes_due and not events:  # a refinement has made them anew
+        if filter_due and not events:  # a refinement has updated it already
             self.density.update_filter_3d(state)
         state.step = step
         if guard.finite_every and step % guard.finite_every == 0:
@@ -425,7 +412,7 @@ class Trainer:
             _log.warning("%s", error)
         yield from self._log([Rescheduled(self.state.step, config.train.iterations)])
 
-    def _drain(self) -> Iterator[Event]:
+    def _drain_and_log(self) -> Iterator[Event]:
         yield from self._log(self.drain())
 
     def _save(self) -> list[Event]:
@@ -436,9 +423,9 @@ class Trainer:
             raise_on_all(self.group, lambda: saved.append(self.checkpointer.save(gathered)))
         return saved
 
-    def _finish(self, keep_trying: Callable[[], bool]) -> Iterator[Event]:
+    def _save_last(self, keep_trying: Callable[[], bool]) -> Iterator[Event]:
         """Save the last state of the run, unless it is saved. keep_trying: see Checkpointer.finish()."""
-        yield from self._drain()
+        yield from self._drain_and_log()
         saved = self.checkpointer.saved is not None and self.checkpointer.saved.step == self.state.step
         if self._shard_group is not None and not sync_stop_request(self.group, None, self.is_rank0 and not saved)[1]:
             return
@@ -467,8 +454,8 @@ class Trainer:
 
     def _roll_back(self, failure: Exception) -> Iterator[Event]:
         """Replace a state that failed by that of the last checkpoint."""
-        largest = self.stepper.largest
-        plan = self.recovery.plan(failure, self.state, largest=largest)
+        most_gaussians = self.stepper.most_gaussians
+        plan = self.recovery.plan(failure, self.state, most_gaussians=most_gaussians)
         self.stepper.abandon()
         # First everything goes that takes memory. If memory was short, no training image stays on a GPU.
         image_limit = 0 if plan.cause == "memory" else plan.config.memory.budget
@@ -480,7 +467,7 @@ class Trainer:
             torch.cuda.empty_cache()
         self.state, event = self.recovery.restore(plan)
         self._build(image_limit)
-        self.stepper.largest = largest
+        self.stepper.most_gaussians = most_gaussians
         self.checkpointer.saved = None  # the state that ends the run may have this step, and is another
         yield from self._log([event])
 
