@@ -41,7 +41,7 @@ from splatcli.sizes import gib
 
 _log = logging.getLogger(__name__)
 
-#: The far plane, camera z in world units. A camera says where its near plane is.
+#: The far plane, camera z in world units. The near plane is Camera.near.
 Z_FAR = 1e10
 
 #: Bytes of a tile intersection while the CPU bins and lists it.
@@ -50,7 +50,10 @@ ISECT_BYTES = 12 + LIST_BYTES
 
 @dataclass(slots=True)
 class RasterContext:
-    """The stages of one view, to be called in the order of the methods, and their buffers."""
+    """The stages of one view and their buffers: project(), bin(), blend(), and backward blend_vjp(), project_vjp().
+
+    native: the pointers and counts that the stages share.
+    """
 
     backend: Backend
     #: None: the free memory of the device.
@@ -66,6 +69,7 @@ class RasterContext:
     bands: list[Band] = field(default_factory=list)
     #: Colours that are blended instead of those of the projected Gaussians; see set_channels().
     channels: abi.Channels | None = None
+    #: The projected Gaussians until bin(), whose error names the largest of them.
     _source: Gaussians | None = None
     _arrays: abi.GaussianArrays | None = None
 
@@ -91,7 +95,7 @@ class RasterContext:
         native.visible = padded  # the capacity where counts are deferred; else a result
         self.backend.call("project", view, arrays, native, adam)
         self._arrays = arrays
-        self._source = gaussians  # for a message about the largest of them, until bin()
+        self._source = gaussians
         return arrays
 
     def bin(
@@ -108,17 +112,17 @@ class RasterContext:
         bound = self.max_isects() if self.counters is None or capacity is None else capacity
         self._arrays = arrays
         try:
-            self.bands = self._plan(view, bound, capacity is not None, with_grads)
+            self.bands = self._plan_bands(view, bound, capacity is not None, with_grads)
         finally:
             self._source = None
         self.native.max_isects = sum(band.isects for band in self.bands)
         if len(self.bands) == 1:
-            self._list(view)
+            self._bin(view)
 
     def blend(self, view: abi.View, background: Tensor, image: Tensor, alpha: Tensor, depth: Tensor | None) -> None:
         """Fill image [H, W, D], alpha [H, W] and, with_depth, depth [H, W]; background [D]. D is ``num_channels``."""
         out = self.images(view, image, alpha, depth)
-        for part, _ in self._listed(view):
+        for part, _ in self._binned_bands(view):
             self.backend.call("blend", part, self.native, self.backend.pointer(background, self.num_channels), out)
 
     def blend_vjp(
@@ -142,7 +146,7 @@ class RasterContext:
             v_colour = self.backend.pointer(v_background, self.num_channels)
         colour = self.backend.pointer(background, self.num_channels)
         sums = self._begin_sums() if with_geometry and len(self.bands) > 1 else None
-        for part, is_last in self._listed(view):
+        for part, is_last in self._binned_bands(view):
             isects = self.native.isects if self.counters is None else self.native.max_isects
             self.native.isect_grads = None
             if with_geometry:
@@ -321,7 +325,7 @@ class RasterContext:
         self.arena.take("reached", 0, torch.int32)[slots] = reached
         self._end_sums(*starts)
 
-    def _list(self, view: abi.View) -> None:
+    def _bin(self, view: abi.View) -> None:
         """Bin the view's tile rows; native.max_isects bounds their intersections."""
         native = self.native
         tiles = tiles_of(view)
@@ -336,8 +340,8 @@ class RasterContext:
         native.isect_masks = self._take("isect_masks", native.max_isects, torch.int16)
         self.backend.call("bin", view, self._arrays, native)
 
-    def _listed(self, view: abi.View) -> Iterator[tuple[abi.View, bool]]:
-        """Yield the view band by band, each binned when it is its turn; True with the last one."""
+    def _binned_bands(self, view: abi.View) -> Iterator[tuple[abi.View, bool]]:
+        """Yield (view of a band, whether it is the last one), each band binned when it is its turn."""
         if len(self.bands) <= 1:
             yield view, True
             return
@@ -345,11 +349,11 @@ class RasterContext:
             part = abi.View.from_buffer_copy(view)
             part.tile_row_begin, part.tile_row_end = band.begin, band.end
             self.native.max_isects = max(1, band.isects)
-            self._list(part)
+            self._bin(part)
             yield part, band is self.bands[-1]
         self.native.max_isects = sum(band.isects for band in self.bands)
 
-    def _plan(self, view: abi.View, bound: int, is_guess: bool, with_grads: bool) -> list[Band]:
+    def _plan_bands(self, view: abi.View, bound: int, is_guess: bool, with_grads: bool) -> list[Band]:
         """Return one band where ``bound`` tile intersections fit the budget, else several.
 
         is_guess: the true bound may be less.
@@ -358,7 +362,7 @@ class RasterContext:
         if self.isect_budget.grants(self._arrays.n, view, self.native, bound, with_grads=with_grads):
             return [Band(0, tile_rows_of(view.height), bound)]
         if is_guess:
-            return self._plan(view, self.max_isects(), False, with_grads)
+            return self._plan_bands(view, self.max_isects(), False, with_grads)
         if self._overflow(view, bound, None, with_grads).is_absurd():
             raise self._overflow(view, bound, None, with_grads).refusal()
         tile_row_isects = torch.zeros(tile_rows_of(view.height), dtype=torch.int64, device=self.backend.device)

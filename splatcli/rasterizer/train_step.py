@@ -40,8 +40,9 @@ _POSE = 16
 
 
 class TrainStepPipeline:
-    """The stages of a step in their order, and the images between them.
+    """The stages of a training step in their order, and the images between them.
 
+    Projection and the update by Adam: run(). Rasterization, loss and back: rasterize_with_loss().
     Memory beside the parameters and moments: see rasterizer/context.py. Nothing is allocated after the largest view.
     """
 
@@ -111,8 +112,12 @@ class TrainStepPipeline:
 
     def view(self, gaussians: Gaussians, camera: Camera, inputs: StepInputs) -> abi.View:
         """Return ``camera`` for the native side, for a step with ``inputs``."""
-        known = inputs.depth is not None
-        view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=known)
+        view = view_of(
+            camera,
+            sh_degree=inputs.sh_degree,
+            antialiased=inputs.antialiased,
+            with_depth=inputs.depth is not None,
+        )
         if inputs.filter_3d is not None:
             view.filter_3d = self.backend.pointer(inputs.filter_3d, len(gaussians))
         return view
@@ -130,10 +135,10 @@ class TrainStepPipeline:
 
         capacity: see RasterContext.bin(). l1_ssim: see loss().
         """
-        context, camera, known = self.context, inputs.camera, inputs.depth
+        context, camera, depth_target = self.context, inputs.camera, inputs.depth
         context.bin(view, arrays, capacity=capacity)
         image, v_image, alpha = self._images(camera)
-        depth = None if known is None else self._plane("depth", camera)
+        depth = None if depth_target is None else self._plane("depth", camera)
         context.blend(view, inputs.background, image, alpha, depth)
         view_params = inputs.view_params
         colours = None if view_params is None else view_params.colours
@@ -152,13 +157,13 @@ class TrainStepPipeline:
             v_image = recoloured
         context.native.with_abs = inputs.absgrad and inputs.stats is not None
         v_alpha = v_depth = None
-        if known is not None and depth is not None:
+        if depth_target is not None and depth is not None:
             v_alpha, v_depth = self._plane("v_alpha", camera), self._plane("v_depth", camera)
-            self.depth_term.copy_(depth_loss(alpha, depth, known, v_alpha, v_depth))
+            self.depth_term.copy_(depth_loss(alpha, depth, depth_target, v_alpha, v_depth))
         if inputs.has_alpha_term:
-            by_alpha = self._plane("v_alpha" if v_alpha is None else "by_alpha", camera)
-            alpha_loss_vjp(alpha, inputs.target, inputs.mask, inputs.alpha_lambda, inputs.mask_lambda, by_alpha)
-            v_alpha = by_alpha if v_alpha is None else v_alpha.add_(by_alpha)
+            by_term = self._plane("v_alpha" if v_alpha is None else "by_alpha", camera)
+            alpha_loss_vjp(alpha, inputs.target, inputs.mask, inputs.alpha_lambda, inputs.mask_lambda, by_term)
+            v_alpha = by_term if v_alpha is None else v_alpha.add_(by_term)
         out, v_out = context.images(view, image, alpha, depth), context.images(view, v_image, v_alpha, v_depth)
         context.blend_vjp(view, inputs.background, out, v_out)
         return loss
@@ -260,7 +265,7 @@ class TrainStepPipeline:
 
 
 class NativeEngine(SyncEngine):
-    """Project, blend, loss, backward and Adam on the CPU; gradients of parameters stay in the cache."""
+    """Steps on the CPU, done on return; gradients of parameters stay in the processor's cache."""
 
     def __init__(self, backend: Backend, *, budget: MemoryBudget | None = None) -> None:
         self._pipeline = TrainStepPipeline(backend, budget)

@@ -363,4 +363,4 @@ def test_the_cpu_refuses_a_band_with_more_pairs_than_it_was_reported() -> None:
     context.project(view, gaussians)
     context.native.max_isects = 7
     with pytest.raises(ResourceError, match="more tile intersections than max_isects"):
-        context._list(view)
+        context._bin(view)
