@@ -58,24 +58,6 @@ class TrainStepPipeline:
         self.depth_term = torch.zeros((), dtype=torch.float64, device=backend.device)
         self._stream: torch.cuda.Stream | None = None
 
-    def follow_stream(self, *more: Tensor) -> None:
-        """Order what is enqueued from now on behind what this pipeline has enqueued, on whatever stream of torch's.
-
-        Buffers are reused from step to step. torch gives memory back on the stream on which it was allocated, so the
-        others are recorded in the buffers. more: further tensors of the engine's own.
-        """
-        if self.backend.device.type != "cuda" or self.backend.stream is not None:
-            return
-        if torch.cuda.is_current_stream_capturing():  # the one who replays a graph orders it
-            return
-        stream, before = torch.cuda.current_stream(self.backend.device), self._stream
-        self._stream = stream
-        if before is None or before == stream:
-            return
-        stream.wait_stream(before)
-        for tensor in [*self.context.tensors(), *self.arena.buffers(), self.v_params, self.depth_term, *more]:
-            tensor.record_stream(stream)
-
     def run(
         self,
         gaussians: Gaussians,
@@ -217,26 +199,23 @@ class TrainStepPipeline:
         )
         self.backend.call("noise", self.backend.arrays(gaussians), job)
 
-    def _resize_v_params(self, view_params: ViewParams | None) -> None:
-        """Allocate the gradient of per-view parameters; their number is the same in all steps of a run."""
-        size = _v_params_size(view_params)
-        if len(self.v_params) != size and size:
-            self.v_params = self.v_params.new_zeros(size)
+    def follow_stream(self, *more: Tensor) -> None:
+        """Order what is enqueued from now on behind what this pipeline has enqueued, on whatever stream of torch's.
 
-    def _images(self, camera: Camera) -> tuple[Tensor, Tensor, Tensor]:
-        """Return image, its gradient, and alpha, in memory that the next step uses again."""
-        return self._pixels("image", camera), self._pixels("v_image", camera), self._plane("alpha", camera)
-
-    def _plane(self, name: str, camera: Camera) -> Tensor:
-        """Return a buffer [H, W], kept from step to step."""
-        shape = (camera.height, camera.width)
-        return self.arena.take(name, math.prod(shape), self.backend.dtype).as_strided(shape, (camera.width, 1))
-
-    def _pixels(self, name: str, camera: Camera, channels: int = 3) -> Tensor:
-        """Return a buffer [H, W, channels], kept from step to step."""
-        shape = (camera.height, camera.width, channels)
-        buffer = self.arena.take(name, math.prod(shape), self.backend.dtype)
-        return buffer.as_strided(shape, (camera.width * channels, channels, 1))
+        Buffers are reused from step to step. torch gives memory back on the stream on which it was allocated, so the
+        others are recorded in the buffers. more: further tensors of the engine's own.
+        """
+        if self.backend.device.type != "cuda" or self.backend.stream is not None:
+            return
+        if torch.cuda.is_current_stream_capturing():  # the one who replays a graph orders it
+            return
+        stream, before = torch.cuda.current_stream(self.backend.device), self._stream
+        self._stream = stream
+        if before is None or before == stream:
+            return
+        stream.wait_stream(before)
+        for tensor in [*self.context.tensors(), *self.arena.buffers(), self.v_params, self.depth_term, *more]:
+            tensor.record_stream(stream)
 
     def _adam_update(self, adam: AdamState, step: int, inputs: StepInputs) -> abi.Adam:
         """Return the settings, moments and regularisers of Adam's ``step``-th update for the native side."""
@@ -262,6 +241,27 @@ class TrainStepPipeline:
             update.decay_table = self.backend.pointer(self._decay_table, len(self._decay_table), 2, dtype=torch.float64)
             update.decay_rows = len(self._decay_table)
         return update
+
+    def _resize_v_params(self, view_params: ViewParams | None) -> None:
+        """Allocate the gradient of per-view parameters; their number is the same in all steps of a run."""
+        size = _v_params_size(view_params)
+        if len(self.v_params) != size and size:
+            self.v_params = self.v_params.new_zeros(size)
+
+    def _images(self, camera: Camera) -> tuple[Tensor, Tensor, Tensor]:
+        """Return image, its gradient, and alpha, in memory that the next step uses again."""
+        return self._pixels("image", camera), self._pixels("v_image", camera), self._plane("alpha", camera)
+
+    def _plane(self, name: str, camera: Camera) -> Tensor:
+        """Return a buffer [H, W], kept from step to step."""
+        shape = (camera.height, camera.width)
+        return self.arena.take(name, math.prod(shape), self.backend.dtype).as_strided(shape, (camera.width, 1))
+
+    def _pixels(self, name: str, camera: Camera, channels: int = 3) -> Tensor:
+        """Return a buffer [H, W, channels], kept from step to step."""
+        shape = (camera.height, camera.width, channels)
+        buffer = self.arena.take(name, math.prod(shape), self.backend.dtype)
+        return buffer.as_strided(shape, (camera.width * channels, channels, 1))
 
 
 class NativeEngine(SyncEngine):

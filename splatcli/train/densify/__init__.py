@@ -54,6 +54,12 @@ def make_strategy(config: Config, extent: float) -> Strategy:
     return PluginStrategy(strategy, plugin)
 
 
+def check_strategy(config: Config) -> None:
+    """Raise UsageError when ``config.strategy.name`` names no strategy, or a plug-in that cannot be imported."""
+    if config.strategy.name not in STRATEGIES:
+        _plugin(config.strategy.name).load()
+
+
 class PluginStrategy:
     """The strategy of a plug-in, where what its code raises is an error that names plug-in, class and method."""
 
@@ -101,12 +107,6 @@ class PluginStrategy:
         if refinement is not None:
             self._check("refine", refinement, Refinement)
         return refinement
-
-
-def check_strategy(config: Config) -> None:
-    """Raise UsageError when ``config.strategy.name`` names no strategy, or a plug-in that cannot be imported."""
-    if config.strategy.name not in STRATEGIES:
-        _plugin(config.strategy.name).load()
 
 
 def _plugin(name: str) -> plugins.Plugin:

@@ -20,6 +20,39 @@ from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.reproducible import logit
 
 
+@runtime_checkable
+class Strategy(Protocol):
+    """Decides from statistics and the step number. It has no state of its own that a checkpoint would have to hold.
+
+    A strategy may have one more method, ``uses_weights(step) -> bool``: whether refine() after step number ``step``
+    reads ``stats.weights``, which are None without it.
+    """
+
+    @property
+    def absgrad(self) -> bool:
+        """Whether the statistics add the magnitudes of the pixels' gradients (docs/math.md 6.3)."""
+
+    def collects_stats(self, step: int) -> bool:
+        """Return whether step number ``step``, counted from 1, adds to the statistics."""
+
+    def regularisation(self, step: int, means_lr: float) -> Regularisation:
+        """Return the regularisation of step number ``step``.
+
+        means_lr: the learning rate of the means in this step, world units.
+        """
+
+    def refines_at(self, step: int) -> bool:
+        """Return whether refine() may change anything after step number ``step``; only then the engine is drained."""
+
+    def refine(
+        self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator
+    ) -> Refinement | None:
+        """Return the refinement after step number ``step``; None changes nothing.
+
+        generator: on the CPU, whatever the device of the Gaussians, so that all devices draw the same numbers.
+        """
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Refinement:
     """How M new rows follow from N old ones: kept, cloned, split, pruned or relocated.
@@ -80,27 +113,6 @@ class Refinement:
 
 
 @torch.no_grad()
-def refined_rows(
-    refinement: Refinement,
-    gaussians: Gaussians,
-    shares: Callable[[Gaussians], Tensor] | None = None,
-    store: TensorStorage = DEVICE_STORAGE,
-) -> Gaussians:
-    """Return the Gaussians after ``refinement``. shares: see apply_refinement(). store: of their shN."""
-    unknown = set(refinement.values) - set(GROUPS)
-    if unknown:
-        raise ValueError(f"a refinement names unknown groups {sorted(unknown)}")
-    rows = refinement.gather(gaussians, store)
-    for name, column in refinement.values.items():
-        if column.shape != getattr(rows, name).shape:
-            raise ValueError(f"{name}: {tuple(column.shape)} instead of {tuple(getattr(rows, name).shape)}")
-        setattr(rows, name, store.copy(column, gaussians.device) if name == "shN" else column.clone())
-    if refinement.opacity_ceiling is not None:
-        rows.logit_opacities = _lowered(rows, refinement.opacity_ceiling, shares)
-    return rows
-
-
-@torch.no_grad()
 def apply_refinement(
     refinement: Refinement,
     gaussians: Gaussians,
@@ -133,6 +145,27 @@ def apply_refinement(
     return rows, new_adam, new_stats
 
 
+@torch.no_grad()
+def refined_rows(
+    refinement: Refinement,
+    gaussians: Gaussians,
+    shares: Callable[[Gaussians], Tensor] | None = None,
+    store: TensorStorage = DEVICE_STORAGE,
+) -> Gaussians:
+    """Return the Gaussians after ``refinement``. shares: see apply_refinement(). store: of their shN."""
+    unknown = set(refinement.values) - set(GROUPS)
+    if unknown:
+        raise ValueError(f"a refinement names unknown groups {sorted(unknown)}")
+    rows = refinement.gather(gaussians, store)
+    for name, column in refinement.values.items():
+        if column.shape != getattr(rows, name).shape:
+            raise ValueError(f"{name}: {tuple(column.shape)} instead of {tuple(getattr(rows, name).shape)}")
+        setattr(rows, name, store.copy(column, gaussians.device) if name == "shN" else column.clone())
+    if refinement.opacity_ceiling is not None:
+        rows.logit_opacities = _lowered(rows, refinement.opacity_ceiling, shares)
+    return rows
+
+
 def _lowered(rows: Gaussians, ceiling: float, shares: Callable[[Gaussians], Tensor] | None) -> Tensor:
     """Return logits [M] under a ceiling, itself a logit; a filter does not raise an opacity above 0.99."""
     if shares is None:
@@ -144,36 +177,3 @@ def _lowered(rows: Gaussians, ceiling: float, shares: Callable[[Gaussians], Tens
 def as_column(mask: Tensor, like: Tensor) -> Tensor:
     """Return a mask [M] as [M, 1, ...] with as many dimensions as ``like``, on its device."""
     return mask.to(like.device).reshape(-1, *[1] * (like.dim() - 1))
-
-
-@runtime_checkable
-class Strategy(Protocol):
-    """Decides from statistics and the step number. It has no state of its own that a checkpoint would have to hold.
-
-    A strategy may have one more method, ``uses_weights(step) -> bool``: whether refine() after step number ``step``
-    reads ``stats.weights``, which are None without it.
-    """
-
-    @property
-    def absgrad(self) -> bool:
-        """Whether the statistics add the magnitudes of the pixels' gradients (docs/math.md 6.3)."""
-
-    def collects_stats(self, step: int) -> bool:
-        """Return whether step number ``step``, counted from 1, adds to the statistics."""
-
-    def regularisation(self, step: int, means_lr: float) -> Regularisation:
-        """Return the regularisation of step number ``step``.
-
-        means_lr: the learning rate of the means in this step, world units.
-        """
-
-    def refines_at(self, step: int) -> bool:
-        """Return whether refine() may change anything after step number ``step``; only then the engine is drained."""
-
-    def refine(
-        self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator
-    ) -> Refinement | None:
-        """Return the refinement after step number ``step``; None changes nothing.
-
-        generator: on the CPU, whatever the device of the Gaussians, so that all devices draw the same numbers.
-        """

@@ -98,15 +98,34 @@ class DensityControl:
             events.append(OpacityReset(step))
         return events
 
-    def _measure_sizes(self, state: TrainState) -> None:
-        """Compute the typical size of the Gaussians anew, which learning rates of means are relative to."""
-        if state.adam.size_power == 0.0:
+    @torch.no_grad()
+    def limit_scales(self, state: TrainState) -> None:
+        """Reduce the scales of ``state`` to ``strategy.max_scale3d`` where they are larger; no step may be pending.
+
+        Adam lets scales grow where few views see them, and a sheet of many times the scene's size veils the views from
+        which it is not seen edge-on (docs/quality.md). Moments stay.
+        """
+        share, extent = state.config.strategy.max_scale3d, state.dataset.extent
+        if share == 0.0 or not extent > 0.0:
             return
-        total = sum_of_log_sizes(state.gaussians.log_scales)
-        if state.shard is not None:
-            assert self._group is not None
-            total = math.fsum(part for (part,) in self._group.all_gather_scalars("sizes of the Gaussians", [total]))
-        state.adam.log_size = total / max(1, state.count)
+        if self._middle is None:
+            self._middle = np.stack([state.cameras[view].center for view in state.train]).mean(axis=0)
+        log_scales = state.gaussians.log_scales
+        rows = (log_scales.amax(dim=1) > math.log(share * extent)).nonzero().squeeze(1)
+        if not len(rows):
+            return
+        x, y, z = (state.gaussians.means[rows].double() - torch.tensor(self._middle, device=rows.device)).unbind(dim=1)
+        distance = (x * x + y * y + z * z).sqrt().clamp(min=extent)
+        limit = (log(distance) + math.log(share)).to(log_scales.dtype)
+        log_scales[rows] = torch.minimum(log_scales[rows], limit[:, None])
+
+    def update_filter_3d(self, state: TrainState) -> None:
+        """Compute the sizes of the 3D filter anew; no step may be pending."""
+        group = self._group
+        if state.shard is None or group is None:
+            state.update_filter_3d()
+        else:
+            state.update_filter_3d(group.all_reduce_max)
 
     def _with_weights(self, state: TrainState, gaussians: Gaussians, stats: DensifyStats, step: int) -> DensifyStats:
         """Return ``stats`` with the blend weights of all rows of a run, ``gaussians``."""
@@ -138,34 +157,15 @@ class DensityControl:
             self._free_space.contains(gaussians.means[refinement.source] if means is None else means)
         )
 
-    @torch.no_grad()
-    def limit_scales(self, state: TrainState) -> None:
-        """Reduce the scales of ``state`` to ``strategy.max_scale3d`` where they are larger; no step may be pending.
-
-        Adam lets scales grow where few views see them, and a sheet of many times the scene's size veils the views from
-        which it is not seen edge-on (docs/quality.md). Moments stay.
-        """
-        share, extent = state.config.strategy.max_scale3d, state.dataset.extent
-        if share == 0.0 or not extent > 0.0:
+    def _measure_sizes(self, state: TrainState) -> None:
+        """Compute the typical size of the Gaussians anew, which learning rates of means are relative to."""
+        if state.adam.size_power == 0.0:
             return
-        if self._middle is None:
-            self._middle = np.stack([state.cameras[view].center for view in state.train]).mean(axis=0)
-        log_scales = state.gaussians.log_scales
-        rows = (log_scales.amax(dim=1) > math.log(share * extent)).nonzero().squeeze(1)
-        if not len(rows):
-            return
-        x, y, z = (state.gaussians.means[rows].double() - torch.tensor(self._middle, device=rows.device)).unbind(dim=1)
-        distance = (x * x + y * y + z * z).sqrt().clamp(min=extent)
-        limit = (log(distance) + math.log(share)).to(log_scales.dtype)
-        log_scales[rows] = torch.minimum(log_scales[rows], limit[:, None])
-
-    def update_filter_3d(self, state: TrainState) -> None:
-        """Compute the sizes of the 3D filter anew; no step may be pending."""
-        group = self._group
-        if state.shard is None or group is None:
-            state.update_filter_3d()
-        else:
-            state.update_filter_3d(group.all_reduce_max)
+        total = sum_of_log_sizes(state.gaussians.log_scales)
+        if state.shard is not None:
+            assert self._group is not None
+            total = math.fsum(part for (part,) in self._group.all_gather_scalars("sizes of the Gaussians", [total]))
+        state.adam.log_size = total / max(1, state.count)
 
     def _capped(self, state: TrainState, step: int) -> list[Event]:
         cap = state.config.memory.cap

@@ -27,65 +27,24 @@ from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.reproducible import exp, expm1, log, logit_of, normal, rotate, softplus
 from splatcli.train.densify.base import Refinement
 
-#: Factor of the longest axis in a long-axis split; its children are DISTANCE standard deviations from the centre. The
-#: second moment stays: the squares sum to 1.
-SHRINK = 0.6
-DISTANCE = math.sqrt(1.0 - SHRINK**2)
-
-#: A sampled child has its parent's standard deviations divided by this: 0.8 times 2 children (INRIA).
-SPLIT_SHRINK = 1.6
-
-
-def long_axis_split(gaussians: Gaussians, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return means and log-scales, each [2 S, 3], of two children of each of ``rows`` [S]: first all first ones."""
-    means, log_scales = gaussians.means[rows], gaussians.log_scales[rows]
-    offsets = _offsets(gaussians, rows, DISTANCE * _longest(log_scales) * exp(log_scales))
-    return torch.cat([means + offsets, means - offsets]), long_axis_scales(log_scales).repeat(2, 1)
-
-
-def long_axis_scales(log_scales: Tensor) -> Tensor:
-    """Return [N, 3], the log-scales of long_axis_split() for log-scales [N, 3]."""
-    return log_scales + math.log(SHRINK) * _longest(log_scales)
-
-
-def _longest(log_scales: Tensor) -> Tensor:
-    """Return [N, 3], 1 for the longest axis (of equal ones the first), 0 for the others."""
-    return torch.nn.functional.one_hot(log_scales.argmax(dim=1), 3).to(log_scales)
-
-
-def sample_split(gaussians: Gaussians, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Split as long_axis_split() does, with children sampled from the Gaussian."""
-    rows = torch.cat([rows, rows])
-    noise = normal(len(rows), 3, generator=generator).to(gaussians.device)
-    offsets = _offsets(gaussians, rows, noise * exp(gaussians.log_scales[rows]))
-    return gaussians.means[rows] + offsets, gaussians.log_scales[rows] - math.log(SPLIT_SHRINK)
-
-
-def revised_opacities(logits: Tensor, length: float) -> Tensor:
-    """Return logits [N] for two Gaussians, each ``length`` times as long as the one with ``logits`` [N] they replace.
-
-    The optical depth -log(1 - o), times length, is preserved: 1 - (1 - o)^(1 / (2 length)). In one place, with length
-    1, the two together have the opacity of the one.
-    """
-    # log(1 - o) = -softplus(x), so the depth of each is this, and the logit of 1 - exp(-depth) log(exp(depth) - 1).
-    depth = softplus(logits) * (0.5 / length)
-    return (depth + log(-expm1(-depth))).to(logits.dtype)
-
-
-def _offsets(gaussians: Gaussians, rows: Tensor, local: Tensor) -> Tensor:
-    """Return [S, 3], ``local`` [S, 3] rotated from the axes of the Gaussians ``rows`` into world axes."""
-    return rotate(gaussians.quats[rows], local).to(gaussians.means.dtype)
-
-
 #: A reset lowers opacities to this (INRIA), or to twice the pruning bound (gsplat) where that is larger, at most to
 #: MAX_RESET_OPACITY.
 RESET_OPACITY = 0.01
-MAX_RESET_OPACITY = 0.5
 
+MAX_RESET_OPACITY = 0.5
 
 #: Refinements of a run that prune the weakest, and the part of the Gaussians that each prunes by default in runs that
 #: start on a visual hull: all views show the whole object there (docs/quality.md).
 WEAK_PRUNINGS, WEAKEST = 7, 0.1
+
+#: A sampled child has its parent's standard deviations divided by this: 0.8 times 2 children (INRIA).
+SPLIT_SHRINK = 1.6
+
+#: Factor of the longest axis in a long-axis split; its children are DISTANCE standard deviations from the centre. The
+#: second moment stays: the squares sum to 1.
+SHRINK = 0.6
+
+DISTANCE = math.sqrt(1.0 - SHRINK**2)
 
 
 class AdcStrategy:
@@ -136,6 +95,15 @@ class AdcStrategy:
     def refines_at(self, step: int) -> bool:
         return self.densifies(step) or self.resets_opacity(step)
 
+    def uses_weights(self, step: int) -> bool:
+        """Return whether the refinement after ``step`` prunes the weakest: WEAK_PRUNINGS of all, evenly spread."""
+        if self.cap is None or self.prune_weakest == 0.0 or not self.densifies(step):
+            return False
+        every, first = self.schedule.refine_every, self.schedule.refine_start // self.schedule.refine_every
+        total = (min(self.schedule.refine_stop, self.iterations) - 1) // every - first
+        number = step // every - first
+        return number * WEAK_PRUNINGS // total > (number - 1) * WEAK_PRUNINGS // total
+
     def refine(
         self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator
     ) -> Refinement | None:
@@ -150,15 +118,6 @@ class AdcStrategy:
     def densifies(self, step: int) -> bool:
         """Return whether Gaussians are added and pruned after ``step``."""
         return self._in_window(step) and step % self.schedule.refine_every == 0
-
-    def uses_weights(self, step: int) -> bool:
-        """Return whether the refinement after ``step`` prunes the weakest: WEAK_PRUNINGS of all, evenly spread."""
-        if self.cap is None or self.prune_weakest == 0.0 or not self.densifies(step):
-            return False
-        every, first = self.schedule.refine_every, self.schedule.refine_start // self.schedule.refine_every
-        total = (min(self.schedule.refine_stop, self.iterations) - 1) // every - first
-        number = step // every - first
-        return number * WEAK_PRUNINGS // total > (number - 1) * WEAK_PRUNINGS // total
 
     def resets_opacity(self, step: int) -> bool:
         """Return whether opacities are reset after ``step``."""
@@ -262,3 +221,44 @@ class AdcStrategy:
         chosen = torch.zeros_like(grow)
         chosen[ranked] = affordable
         return chosen
+
+
+def sample_split(gaussians: Gaussians, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Split as long_axis_split() does, with children sampled from the Gaussian."""
+    rows = torch.cat([rows, rows])
+    noise = normal(len(rows), 3, generator=generator).to(gaussians.device)
+    offsets = _offsets(gaussians, rows, noise * exp(gaussians.log_scales[rows]))
+    return gaussians.means[rows] + offsets, gaussians.log_scales[rows] - math.log(SPLIT_SHRINK)
+
+
+def long_axis_split(gaussians: Gaussians, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return means and log-scales, each [2 S, 3], of two children of each of ``rows`` [S]: first all first ones."""
+    means, log_scales = gaussians.means[rows], gaussians.log_scales[rows]
+    offsets = _offsets(gaussians, rows, DISTANCE * _longest(log_scales) * exp(log_scales))
+    return torch.cat([means + offsets, means - offsets]), long_axis_scales(log_scales).repeat(2, 1)
+
+
+def long_axis_scales(log_scales: Tensor) -> Tensor:
+    """Return [N, 3], the log-scales of long_axis_split() for log-scales [N, 3]."""
+    return log_scales + math.log(SHRINK) * _longest(log_scales)
+
+
+def _longest(log_scales: Tensor) -> Tensor:
+    """Return [N, 3], 1 for the longest axis (of equal ones the first), 0 for the others."""
+    return torch.nn.functional.one_hot(log_scales.argmax(dim=1), 3).to(log_scales)
+
+
+def _offsets(gaussians: Gaussians, rows: Tensor, local: Tensor) -> Tensor:
+    """Return [S, 3], ``local`` [S, 3] rotated from the axes of the Gaussians ``rows`` into world axes."""
+    return rotate(gaussians.quats[rows], local).to(gaussians.means.dtype)
+
+
+def revised_opacities(logits: Tensor, length: float) -> Tensor:
+    """Return logits [N] for two Gaussians, each ``length`` times as long as the one with ``logits`` [N] they replace.
+
+    The optical depth -log(1 - o), times length, is preserved: 1 - (1 - o)^(1 / (2 length)). In one place, with length
+    1, the two together have the opacity of the one.
+    """
+    # log(1 - o) = -softplus(x), so the depth of each is this, and the logit of 1 - exp(-depth) log(exp(depth) - 1).
+    depth = softplus(logits) * (0.5 / length)
+    return (depth + log(-expm1(-depth))).to(logits.dtype)

@@ -37,29 +37,6 @@ def clearances(scene: Scene) -> tuple[float, ...]:
     return tuple(nearest_points(centers, scene.points.xyz).tolist())
 
 
-def free_balls(
-    centers: NDArray[np.float64], distances: Sequence[float], share: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return balls [B, 3] and radii [B] of the space around and between cameras, world units.
-
-    centers: [C, 3]. distances: [C], clearances() of them. share: radius of a ball as a part of the distance.
-    A ball between two cameras lies in the empty balls around them, so that no ball holds a point.
-    """
-    full = np.asarray(distances, dtype=np.float64)
-    balls, radii = [centers], [share * full]
-    neighbours = min(NEIGHBOURS, len(centers) - 1)
-    if neighbours > 0:
-        apart, other = scipy.spatial.cKDTree(centers).query(centers, k=neighbours + 1)
-        for k in range(1, neighbours + 1):
-            theirs = full[other[:, k]]
-            for t in POSITIONS:
-                empty = np.maximum(full - t * apart[:, k], theirs - (1.0 - t) * apart[:, k])
-                balls.append((1.0 - t) * centers + t * centers[other[:, k]])
-                radii.append(np.minimum(empty, share * np.minimum(full, theirs)))
-    center, radius = np.concatenate(balls), np.concatenate(radii)
-    return center[radius > 0.0], radius[radius > 0.0]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class FreeSpace:
     """A grid of cells, each free or not.
@@ -101,3 +78,26 @@ class FreeSpace:
         within = ((cells >= 0) & (cells < shape)).all(dim=1)
         x, y, z = cells.masked_fill(~within[:, None], 0.0).long().unbind(dim=1)
         return self.free[x, y, z] & within
+
+
+def free_balls(
+    centers: NDArray[np.float64], distances: Sequence[float], share: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return balls [B, 3] and radii [B] of the space around and between cameras, world units.
+
+    centers: [C, 3]. distances: [C], clearances() of them. share: radius of a ball as a part of the distance.
+    A ball between two cameras lies in the empty balls around them, so that no ball holds a point.
+    """
+    full = np.asarray(distances, dtype=np.float64)
+    balls, radii = [centers], [share * full]
+    neighbours = min(NEIGHBOURS, len(centers) - 1)
+    if neighbours > 0:
+        apart, other = scipy.spatial.cKDTree(centers).query(centers, k=neighbours + 1)
+        for k in range(1, neighbours + 1):
+            theirs = full[other[:, k]]
+            for t in POSITIONS:
+                empty = np.maximum(full - t * apart[:, k], theirs - (1.0 - t) * apart[:, k])
+                balls.append((1.0 - t) * centers + t * centers[other[:, k]])
+                radii.append(np.minimum(empty, share * np.minimum(full, theirs)))
+    center, radius = np.concatenate(balls), np.concatenate(radii)
+    return center[radius > 0.0], radius[radius > 0.0]

@@ -62,11 +62,6 @@ class Strategy:
         """Do nothing; called after backward()."""
 
 
-def _report(strategy: DefaultStrategy | MCMCStrategy, text: str) -> None:
-    if strategy.verbose:
-        print(text)
-
-
 @dataclass
 class DefaultStrategy(Strategy):
     """Adaptive density control with gsplat's fields and defaults; call step_pre_backward() and step_post_backward().
@@ -248,6 +243,11 @@ class MCMCStrategy(Strategy):
             _report(self, f"step {step}: {moved} relocated, {added} added, {count} Gaussians")
         if self.noise_injection_stop_iter < 0 or step < self.noise_injection_stop_iter:
             push(params, lr * self.noise_lr, self.noise_opacity_t, self.noise_opacity_k)
+
+
+def _report(strategy: DefaultStrategy | MCMCStrategy, text: str) -> None:
+    if strategy.verbose:
+        print(text)
 
 
 def _refuse_scene(name: str, scene: object) -> None:

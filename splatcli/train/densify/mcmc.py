@@ -20,33 +20,15 @@ from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.reproducible import expm1, log, log1p, logit, logit_of, sigmoid
 from splatcli.train.densify.base import Refinement
 
-#: Weights are integers of this unit. Sums of integers are exact, so a GPU's are equal to a CPU's; and 2^31 rows of the
-#: largest weight fit into 63 bits.
-_UNITS = 2.0**31
-
-
-def sample_rows(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Return [count] int64 rows, sampled with replacement in proportion to ``weights``; none where all weights are 0.
-
-    weights: [N] in 0..1, any device; NaN counts as 0. ``torch.multinomial`` takes at most 2^24 of them.
-    generator: on the CPU.
-    """
-    units = (weights.nan_to_num(0.0).clamp(0.0, 1.0).double() * _UNITS).round().long()
-    through = units.cumsum(0)
-    total = int(through[-1]) if len(through) else 0
-    if total == 0 or count == 0:
-        return torch.empty(0, dtype=torch.int64, device=weights.device)
-    # 53 random bits, scaled: of 2^31 rows with the largest weight each 2^9 units share one of them, of a weight's 2^31.
-    fractions = torch.rand(count, generator=generator, dtype=torch.float64)
-    ticks = (fractions * total).long().clamp_(max=total - 1).to(weights.device)
-    return torch.searchsorted(through, ticks, right=True)
-
-
 #: Most copies in one place after one refinement: with more, the sums of docs/math.md 10 cancel (gsplat).
 MAX_COPIES = 51
 
 #: Largest opacity of copies, whose logit is finite.
 MAX_OPACITY = 1.0 - 1e-7
+
+#: Weights are integers of this unit. Sums of integers are exact, so a GPU's are equal to a CPU's; and 2^31 rows of the
+#: largest weight fit into 63 bits.
+_UNITS = 2.0**31
 
 
 class McmcStrategy:
@@ -175,6 +157,23 @@ class CopiedRows:
         self.logits = torch.cat([self.logits, self.logits[chosen]])
         self.log_scales = torch.cat([self.log_scales, self.log_scales[chosen]])
         self.reset_moments = torch.cat([self.reset_moments, torch.ones_like(chosen, dtype=torch.bool)])
+
+
+def sample_rows(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Return [count] int64 rows, sampled with replacement in proportion to ``weights``; none where all weights are 0.
+
+    weights: [N] in 0..1, any device; NaN counts as 0. ``torch.multinomial`` takes at most 2^24 of them.
+    generator: on the CPU.
+    """
+    units = (weights.nan_to_num(0.0).clamp(0.0, 1.0).double() * _UNITS).round().long()
+    through = units.cumsum(0)
+    total = int(through[-1]) if len(through) else 0
+    if total == 0 or count == 0:
+        return torch.empty(0, dtype=torch.int64, device=weights.device)
+    # 53 random bits, scaled: of 2^31 rows with the largest weight each 2^9 units share one of them, of a weight's 2^31.
+    fractions = torch.rand(count, generator=generator, dtype=torch.float64)
+    ticks = (fractions * total).long().clamp_(max=total - 1).to(weights.device)
+    return torch.searchsorted(through, ticks, right=True)
 
 
 def compute_relocation(logits: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
