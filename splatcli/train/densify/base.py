@@ -162,11 +162,11 @@ def refined_rows(
             raise ValueError(f"{name}: {tuple(column.shape)} instead of {tuple(getattr(rows, name).shape)}")
         setattr(rows, name, store.copy(column, gaussians.device) if name == "shN" else column.clone())
     if refinement.opacity_ceiling is not None:
-        rows.logit_opacities = _lowered(rows, refinement.opacity_ceiling, shares)
+        rows.logit_opacities = _under_ceiling(rows, refinement.opacity_ceiling, shares)
     return rows
 
 
-def _lowered(rows: Gaussians, ceiling: float, shares: Callable[[Gaussians], Tensor] | None) -> Tensor:
+def _under_ceiling(rows: Gaussians, ceiling: float, shares: Callable[[Gaussians], Tensor] | None) -> Tensor:
     """Return logits [M] under a ceiling, itself a logit; a filter does not raise an opacity above 0.99."""
     if shares is None:
         return rows.logit_opacities.clamp(max=ceiling)

@@ -49,8 +49,8 @@ class DensityControl:
         self._group = group
         self._capped_reported = False
         self._free_space: FreeSpace | None = None
-        self._measured = False
-        self._middle: NDArray[np.float64] | None = None
+        self._free_space_known = False
+        self._camera_centroid: NDArray[np.float64] | None = None
 
     def refine(self, state: TrainState, strategy: Strategy, step: int) -> list[Event]:
         """Refine ``state`` after ``step`` and return the events. Raises StepDivergedError when no Gaussian is left."""
@@ -67,23 +67,23 @@ class DensityControl:
         if refinement is None:
             return []
         if refinement.clear_stats:
-            refinement = self._clear_of_cameras(refinement, gaussians, state)
+            refinement = self._without_free_space(refinement, gaussians, state)
         refinement = refinement.sorted_by_source()
 
-        def shares(rows: Gaussians) -> Tensor:
+        def filter_shares(rows: Gaussians) -> Tensor:
             """Return [M], the part of the opacities of ``rows`` that the 3D filter leaves."""
             return opacity_shares(rows, filter_sizes(rows.means, state.training_cameras()))
 
-        filtered = None if state.filter_3d is None else shares
+        shares = None if state.filter_3d is None else filter_shares
         if state.shard is not None:
             assert self._group is not None
-            redistribute(refinement, gaussians, stats, state, self._group, filtered)
+            redistribute(refinement, gaussians, stats, state, self._group, shares)
         else:
             state.gaussians, state.adam, state.stats = apply_refinement(
-                refinement, gaussians, state.adam, stats, filtered
+                refinement, gaussians, state.adam, stats, shares
             )
         del gaussians, stats
-        self._measure_sizes(state)
+        self._update_log_size(state)
         if state.filter_3d is not None:
             self.update_filter_3d(state)
         check_count(step, state.count)
@@ -93,7 +93,7 @@ class DensityControl:
             refined = Refined(step, *counts)
             alarm = check_refinement(refined, before, state.config.guard)
             events += [refined] if alarm is None else [refined, alarm]
-            events += self._capped(state, step)
+            events += self._report_cap(state, step)
         if refinement.opacity_ceiling is not None:
             events.append(OpacityReset(step))
         return events
@@ -108,13 +108,15 @@ class DensityControl:
         share, extent = state.config.strategy.max_scale3d, state.dataset.extent
         if share == 0.0 or not extent > 0.0:
             return
-        if self._middle is None:
-            self._middle = np.stack([state.cameras[view].center for view in state.train]).mean(axis=0)
+        if self._camera_centroid is None:
+            self._camera_centroid = np.stack([state.cameras[view].center for view in state.train]).mean(axis=0)
         log_scales = state.gaussians.log_scales
         rows = (log_scales.amax(dim=1) > math.log(share * extent)).nonzero().squeeze(1)
         if not len(rows):
             return
-        x, y, z = (state.gaussians.means[rows].double() - torch.tensor(self._middle, device=rows.device)).unbind(dim=1)
+        x, y, z = (
+            state.gaussians.means[rows].double() - torch.tensor(self._camera_centroid, device=rows.device)
+        ).unbind(dim=1)
         distance = (x * x + y * y + z * z).sqrt().clamp(min=extent)
         limit = (log(distance) + math.log(share)).to(log_scales.dtype)
         log_scales[rows] = torch.minimum(log_scales[rows], limit[:, None])
@@ -143,13 +145,13 @@ class DensityControl:
         )
         return replace(stats, weights=weights)
 
-    def _clear_of_cameras(self, refinement: Refinement, gaussians: Gaussians, state: TrainState) -> Refinement:
-        """Return ``refinement`` of ``gaussians`` without the rows that lie in the space around the cameras."""
-        if not self._measured:
+    def _without_free_space(self, refinement: Refinement, gaussians: Gaussians, state: TrainState) -> Refinement:
+        """Return ``refinement`` of ``gaussians`` without the rows that lie in the free space around the cameras."""
+        if not self._free_space_known:
             centers = np.stack([state.cameras[view].center for view in state.train])
             distances, share = state.dataset.clearances, state.config.strategy.prune_near
             self._free_space = FreeSpace.of(centers, distances, share, gaussians.device)
-            self._measured = True
+            self._free_space_known = True
         if self._free_space is None:
             return refinement
         means = refinement.values.get("means")
@@ -157,8 +159,8 @@ class DensityControl:
             self._free_space.contains(gaussians.means[refinement.source] if means is None else means)
         )
 
-    def _measure_sizes(self, state: TrainState) -> None:
-        """Compute the typical size of the Gaussians anew, which learning rates of means are relative to."""
+    def _update_log_size(self, state: TrainState) -> None:
+        """Update the mean logarithm of the sizes, which learning rates of means are relative to."""
         if state.adam.size_power == 0.0:
             return
         total = sum_of_log_sizes(state.gaussians.log_scales)
@@ -167,7 +169,7 @@ class DensityControl:
             total = math.fsum(part for (part,) in self._group.all_gather_scalars("sizes of the Gaussians", [total]))
         state.adam.log_size = total / max(1, state.count)
 
-    def _capped(self, state: TrainState, step: int) -> list[Event]:
+    def _report_cap(self, state: TrainState, step: int) -> list[Event]:
         cap = state.config.memory.cap
         if self._capped_reported or cap is None or cap != state.config.max_gaussians() or state.count < FULL * cap:
             return []

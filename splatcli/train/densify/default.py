@@ -2,16 +2,15 @@
 
 Every ``refine_every`` steps small Gaussians whose projected mean has a large gradient are cloned and large ones split;
 then transparent and, later, huge ones are pruned. At intervals all opacities are reset to 0.01 or less, so that only
-useful Gaussians recover.
-Decisions compare raw values (logits, logarithms) with the logarithm of the threshold; nothing is activated but the
-scales of the few Gaussians that split. With the name "absgrad" the projected mean's gradient is taken by the pixels'
-magnitudes (AbsGS, Ye et al., 2024). ``revised_opacity``: clone and split preserve total opacity (Rota Bulo et al.,
-2024), where each would otherwise keep its opacity and the image grow brighter. ``long_axis_split``: all that grow are
-split, small ones too, in two halves along their longest axis (Deng et al., 2025).
+useful Gaussians recover. Variants, each a setting of its own:
 
-Splitting along the longest axis draws nothing: two children that are SHRINK times as long lie so far to both sides that
-together they spread as far as the one did; its other axes stay. A sampled split makes children that are smaller in all
-axes and begin somewhere within the one.
+- The name "absgrad": the gradient of the projected mean adds the pixels' magnitudes (AbsGS, Ye et al., 2024).
+- ``revised_opacity``: clone and split preserve total opacity (Rota Bulo et al., 2024), where each would otherwise keep
+  its opacity and the image grow brighter.
+- ``long_axis_split``: all that grow are split, small ones too, in two along their longest axis (Deng et al., 2025).
+
+Decisions compare raw values (logits, logarithms) with the logarithm of the threshold; nothing is activated but the
+scales of the few Gaussians that split.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from splatcli.train.densify.base import Refinement
 #: A reset lowers opacities to this (INRIA), or to twice the pruning bound (gsplat) where that is larger, at most to
 #: MAX_RESET_OPACITY.
 RESET_OPACITY = 0.01
-
 MAX_RESET_OPACITY = 0.5
 
 #: Refinements of a run that prune the weakest, and the part of the Gaussians that each prunes by default in runs that
@@ -38,13 +36,12 @@ MAX_RESET_OPACITY = 0.5
 WEAK_PRUNINGS, WEAKEST = 7, 0.1
 
 #: A sampled child has its parent's standard deviations divided by this: 0.8 times 2 children (INRIA).
-SPLIT_SHRINK = 1.6
+SAMPLED_SHRINK = 1.6
 
-#: Factor of the longest axis in a long-axis split; its children are DISTANCE standard deviations from the centre. The
-#: second moment stays: the squares sum to 1.
-SHRINK = 0.6
-
-DISTANCE = math.sqrt(1.0 - SHRINK**2)
+#: Factor of the longest axis in a long-axis split, and the distance of its children from the centre in standard
+#: deviations. The second moment stays: the squares sum to 1.
+LONG_AXIS_SHRINK = 0.6
+LONG_AXIS_OFFSET = math.sqrt(1.0 - LONG_AXIS_SHRINK**2)
 
 
 class AdcStrategy:
@@ -125,7 +122,7 @@ class AdcStrategy:
         return self._in_window(step) and step % every == 0 and step + every <= self.iterations
 
     def grown(self, step: int, count: int) -> int:
-        """As of GrowingStrategy (forecast.py): under a cap, as if gradients let all grow that it has room for."""
+        """Return the number of Gaussians after ``step``, if gradients let all grow that the cap has room for."""
         return count + max(0, self._room(step, count)) if self.densifies(step) else count
 
     def _in_window(self, step: int) -> bool:
@@ -135,32 +132,33 @@ class AdcStrategy:
     def _densify(
         self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator, ceiling: float | None
     ) -> Refinement:
+        """Return the refinement that clones, splits and prunes. ceiling: a logit, where opacities are reset too."""
         grad = stats.mean_grad2d()
         largest = gaussians.log_scales.amax(dim=1)
         if self.config.long_axis_split:
-            large = torch.ones_like(largest, dtype=torch.bool)
+            splits = torch.ones_like(largest, dtype=torch.bool)
             largest_child = long_axis_scales(gaussians.log_scales).amax(dim=1)
         else:
-            large = largest > math.log(self.config.grow_scale3d * self.extent)
-            largest_child = largest - math.log(SPLIT_SHRINK)
+            splits = largest > math.log(self.config.grow_scale3d * self.extent)
+            largest_child = largest - math.log(SAMPLED_SHRINK)
         # Comparisons are written so that a NaN is pruned: such a Gaussian is never rendered and never recovers.
-        solid = gaussians.logit_opacities >= logit_of(self.config.prune_opacity)
+        opaque = gaussians.logit_opacities >= logit_of(self.config.prune_opacity)
         huge = math.log(self.config.prune_scale3d * self.extent) if step > self.schedule.prune_huge_start else math.inf
-        fits, children_fit = largest <= huge, largest_child <= huge
+        not_huge, children_not_huge = largest <= huge, largest_child <= huge
 
-        # A candidate that is pruned anyway, with its children, does not count against the cap.
-        grows = grad > self.config.grow_threshold
+        high_grad = grad > self.config.grow_threshold
         if stats.weights is not None:
-            solid = solid & ~self._weakest(solid & fits, grows, stats.weights, step)
-        kept = solid & fits
-        becomes = torch.where(large, 2 * (solid & children_fit).long(), 2 * kept.long())
-        grow = grows & (becomes > 0)
+            opaque = opaque & ~self._weakest(opaque & not_huge, high_grad, stats.weights, step)
+        kept = opaque & not_huge
+        # A candidate that is pruned anyway, with its children, does not count against the cap.
+        rows_after = torch.where(splits, 2 * (opaque & children_not_huge).long(), 2 * kept.long())
+        grows = high_grad & (rows_after > 0)
         if self.cap is not None:
-            grow = self._within_cap(grow, grad, becomes - kept.long(), self._room(step, int(kept.sum())))
+            grows = self._within_cap(grows, grad, rows_after - kept.long(), self._room(step, int(kept.sum())))
 
-        split = (grow & large).nonzero().squeeze(1)
-        clone = (grow & ~large).nonzero().squeeze(1)
-        stay = (kept & ~(grow & large)).nonzero().squeeze(1)
+        split = (grows & splits).nonzero().squeeze(1)
+        clone = (grows & ~splits).nonzero().squeeze(1)
+        stay = (kept & ~(grows & splits)).nonzero().squeeze(1)
         source = torch.cat([stay, clone, split, split])
         reset_moments = torch.ones_like(source, dtype=torch.bool)
         reset_moments[: len(stay)] = False
@@ -175,7 +173,7 @@ class AdcStrategy:
         values = {"means": means, "log_scales": log_scales}
         if self.config.revised_opacity:
             logits, grown = gaussians.logit_opacities.clone(), torch.cat([clone, split])
-            logits[grown] = revised_opacities(logits[grown], SHRINK if self.config.long_axis_split else 1.0)
+            logits[grown] = revised_opacities(logits[grown], LONG_AXIS_SHRINK if self.config.long_axis_split else 1.0)
             values["logit_opacities"] = logits[source]
         return Refinement(
             source,
@@ -187,14 +185,14 @@ class AdcStrategy:
             pruned=len(gaussians) - len(stay) - len(split),
         )
 
-    def _weakest(self, kept: Tensor, grows: Tensor, weights: Tensor, step: int) -> Tensor:
+    def _weakest(self, kept: Tensor, high_grad: Tensor, weights: Tensor, step: int) -> Tensor:
         """Return [N] bool, the rows of ``kept`` that contribute least to any view and leave their place to others.
 
         weights: [N], of DensifyStats. A part ``prune_weakest`` of the rows with a weight is chosen, and no more than
         there are rows that would grow if there was room.
         """
         weighed = (kept & (weights > 0.0)).nonzero().squeeze(1)
-        waiting = int((grows & kept).sum()) - max(0, self._room(step, int(kept.sum())))
+        waiting = int((high_grad & kept).sum()) - max(0, self._room(step, int(kept.sum())))
         chosen = min(int(self.prune_weakest * len(weighed)), max(0, waiting))
         weakest = weighed[torch.sort(weights[weighed], stable=True).indices[:chosen]]
         return torch.zeros_like(kept).index_fill_(0, weakest, True)
@@ -212,35 +210,42 @@ class AdcStrategy:
         return math.ceil(gap * min(1.0, 2.0 / (left + 1))) if gap > 0 else gap
 
     @staticmethod
-    def _within_cap(grow: Tensor, grad: Tensor, cost: Tensor, budget: int) -> Tensor:
-        """Return [N] bool, the rows of ``grow`` that fit ``budget`` rows; largest gradient first, ties by index."""
-        candidates = grow.nonzero().squeeze(1)
+    def _within_cap(grows: Tensor, grad: Tensor, cost: Tensor, budget: int) -> Tensor:
+        """Return [N] bool, the rows of ``grows`` that fit ``budget`` rows; largest gradient first, ties by index."""
+        candidates = grows.nonzero().squeeze(1)
         order = torch.sort(grad[candidates], descending=True, stable=True).indices
         ranked = candidates[order]
         affordable = cost[ranked].cumsum(0) <= budget
-        chosen = torch.zeros_like(grow)
+        chosen = torch.zeros_like(grows)
         chosen[ranked] = affordable
         return chosen
 
 
 def sample_split(gaussians: Gaussians, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Split as long_axis_split() does, with children sampled from the Gaussian."""
+    """Return means and log-scales, each [2 S, 3], of two children of each of ``rows`` [S]: first all first ones.
+
+    Children are sampled from the Gaussian, and smaller in all axes.
+    """
     rows = torch.cat([rows, rows])
     noise = normal(len(rows), 3, generator=generator).to(gaussians.device)
     offsets = _offsets(gaussians, rows, noise * exp(gaussians.log_scales[rows]))
-    return gaussians.means[rows] + offsets, gaussians.log_scales[rows] - math.log(SPLIT_SHRINK)
+    return gaussians.means[rows] + offsets, gaussians.log_scales[rows] - math.log(SAMPLED_SHRINK)
 
 
 def long_axis_split(gaussians: Gaussians, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return means and log-scales, each [2 S, 3], of two children of each of ``rows`` [S]: first all first ones."""
+    """Return means and log-scales of children as sample_split(), in fixed places on the longest axis.
+
+    Nothing is drawn. The children, LONG_AXIS_SHRINK times as long, lie so far to both sides that together they spread
+    as far as the one did; its other axes stay.
+    """
     means, log_scales = gaussians.means[rows], gaussians.log_scales[rows]
-    offsets = _offsets(gaussians, rows, DISTANCE * _longest(log_scales) * exp(log_scales))
+    offsets = _offsets(gaussians, rows, LONG_AXIS_OFFSET * _longest(log_scales) * exp(log_scales))
     return torch.cat([means + offsets, means - offsets]), long_axis_scales(log_scales).repeat(2, 1)
 
 
 def long_axis_scales(log_scales: Tensor) -> Tensor:
     """Return [N, 3], the log-scales of long_axis_split() for log-scales [N, 3]."""
-    return log_scales + math.log(SHRINK) * _longest(log_scales)
+    return log_scales + math.log(LONG_AXIS_SHRINK) * _longest(log_scales)
 
 
 def _longest(log_scales: Tensor) -> Tensor:

@@ -43,14 +43,14 @@ def split(params: Params, optimizers: Optimizers, state: State, mask: Tensor, re
     """
     stay, chosen = (rows.nonzero()[:, 0] for rows in (~mask, mask))
     source = torch.cat([stay, chosen, chosen])
-    fresh = torch.arange(len(source), device=source.device) >= len(stay)
+    reset_moments = torch.arange(len(source), device=source.device) >= len(stay)
     values = {}
     for name, made in zip(("means", "scales"), sample_split(raw_of(params), chosen, generator_of_torch()), strict=True):
         values[name] = torch.cat([params[name][stay], made])
     if revised_opacity:
         values["opacities"] = params["opacities"][source]
-        values["opacities"][fresh] = revised_opacities(values["opacities"][fresh], 1.0)
-    apply_rows(params, optimizers, state, source, fresh, values)
+        values["opacities"][reset_moments] = revised_opacities(values["opacities"][reset_moments], 1.0)
+    apply_rows(params, optimizers, state, source, reset_moments, values)
 
 
 @torch.no_grad()
@@ -109,7 +109,7 @@ def sample_add(
 @torch.no_grad()
 def inject_noise_to_position(params: Params, optimizers: Optimizers, state: State, scaler: float) -> None:
     """Move the transparent Gaussians by noise with their covariance; docs/math.md 9."""
-    push(params, scaler, NOISE_THRESHOLD, NOISE_STEEPNESS)
+    add_noise(params, scaler, NOISE_THRESHOLD, NOISE_STEEPNESS)
 
 
 @torch.no_grad()
@@ -122,8 +122,8 @@ def compute_relocation(
     """
     most = mcmc.MAX_COPIES if binoms is None else min(mcmc.MAX_COPIES, len(binoms))
     copies = ratios.long().clamp(min=1, max=most)
-    logits, growth = mcmc.compute_relocation(torch.logit(opacities.clamp(1e-12, mcmc.MAX_OPACITY)), copies)
-    return logits.sigmoid(), scales * growth.exp()[:, None]
+    logits, log_factor = mcmc.compute_relocation(torch.logit(opacities.clamp(1e-12, mcmc.MAX_OPACITY)), copies)
+    return logits.sigmoid(), scales * log_factor.exp()[:, None]
 
 
 @torch.no_grad()
@@ -151,7 +151,7 @@ def multinomial_sample(weights: Tensor, n: int, replacement: bool = True) -> Ten
     return mcmc.sample_rows(weights / weights.max(), n, generator_of_torch())
 
 
-def push(params: Params, scale: float, threshold: float, steepness: float) -> None:
+def add_noise(params: Params, scale: float, threshold: float, steepness: float) -> None:
     """Add noise with the covariance of each Gaussian to the means of those less opaque than ``threshold``."""
     means, quats, scales = (params[name].detach() for name in ("means", "quats", "scales"))
     opacities = params["opacities"].detach().reshape(-1, 1).sigmoid()
@@ -175,17 +175,22 @@ def generator_of_torch() -> torch.Generator:
 
 
 def apply_rows(
-    params: Params, optimizers: Optimizers, state: State, source: Tensor, fresh: Tensor, values: Mapping[str, Tensor]
+    params: Params,
+    optimizers: Optimizers,
+    state: State,
+    source: Tensor,
+    reset_moments: Tensor,
+    values: Mapping[str, Tensor],
 ) -> None:
     """Replace all rows of parameters, moments and statistics by those of ``source`` [M].
 
-    fresh: [M] bool, rows that begin with zero moments. values: name -> [M, ...] instead of the copied rows.
+    reset_moments: [M] bool, rows that begin with zero moments. values: name -> [M, ...] instead of the copied rows.
     """
     count = len(params["means"])
 
     def moved(key: str, moment: Tensor) -> Tensor:
         rows = moment[source]
-        rows[fresh] = 0.0
+        rows[reset_moments] = 0.0
         return rows
 
     for name in list(params):

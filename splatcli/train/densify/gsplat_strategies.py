@@ -23,10 +23,10 @@ from splatcli.train.densify.gsplat_edits import (
     Optimizers,
     Params,
     State,
+    add_noise,
     apply_rows,
     duplicate,
     generator_of_torch,
-    push,
     raw_of,
     remove,
     reset_opa,
@@ -228,9 +228,9 @@ class MCMCStrategy(Strategy):
         schedule = Schedule(
             refine_start=self.refine_start_iter, refine_stop=self.refine_stop_iter, refine_every=self.refine_every
         )
-        engine = McmcStrategy(config, schedule, self.refine_stop_iter, 0, self.cap_max)
+        strategy = McmcStrategy(config, schedule, self.refine_stop_iter, 0, self.cap_max)
         stats = DensifyStats.zeros(0)
-        refinement = engine.refine(step, raw, stats, generator_of_torch()) if engine.refines_at(step) else None
+        refinement = strategy.refine(step, raw, stats, generator_of_torch()) if strategy.refines_at(step) else None
         if refinement is not None:
             shape = params["opacities"].shape[1:]
             values = {
@@ -242,7 +242,7 @@ class MCMCStrategy(Strategy):
             moved, added = refinement.relocated, refinement.cloned
             _report(self, f"step {step}: {moved} relocated, {added} added, {count} Gaussians")
         if self.noise_injection_stop_iter < 0 or step < self.noise_injection_stop_iter:
-            push(params, lr * self.noise_lr, self.noise_opacity_t, self.noise_opacity_k)
+            add_noise(params, lr * self.noise_lr, self.noise_opacity_t, self.noise_opacity_k)
 
 
 def _report(strategy: DefaultStrategy | MCMCStrategy, text: str) -> None:
