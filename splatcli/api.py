@@ -38,8 +38,7 @@ from splatcli.formats.registry import format_to_write, import_model, is_own_chec
 from splatcli.formats.selection import Crop, select
 from splatcli.gaussians import Gaussians
 from splatcli.native.backend import resolve_device
-from splatcli.output import free_folder
-from splatcli.output_files import write_bytes
+from splatcli.output_files import free_folder, write_bytes
 from splatcli.rasterizer.loss_engine import Loss, LossEngine
 from splatcli.rasterizer.rendering import Render, render
 from splatcli.render.comparison import Comparer, Rendered, own_cameras, score

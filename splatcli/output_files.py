@@ -1,4 +1,4 @@
-"""Files of results: their names and folders, whether they can be written, and writing them in one step."""
+"""Where results go: names of runs and files, whether they can be written, and writing them in one step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,28 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from splatcli.checkpoint.atomic import check_name, write_atomically
-from splatcli.errors import OutputError
+from splatcli.errors import OutputError, os_errors
+
+#: The folder of runs for which none is named.
+OUTPUT = Path("output")
 
 #: Endings that a view's name loses.
 _PICTURE_SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".exr"}
+
+
+def scene_name(scene: Path) -> str:
+    """Return the name of a scene's folder as it was given, also of a link; of a file that without its ending."""
+    return scene.stem if scene.is_file() else os.path.basename(os.path.abspath(scene))
+
+
+def free_folder(scene: Path) -> Path:
+    """Return output/<scene>, with the first free number appended if that folder exists. Raises OutputError."""
+    path = OUTPUT / (scene_name(scene) or "scene")
+    candidate, number = path, 2
+    with os_errors(OutputError, OUTPUT):
+        while candidate.exists():
+            candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return candidate
 
 
 def write_bytes(path: Path, payload: bytes) -> None:

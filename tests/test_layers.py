@@ -22,7 +22,7 @@ LAYERS = (
     ("rasterizer", "output_files", "checkpoint"),
     ("native", "scene", "distributed"),
     ("gaussians", "sh", "rotation", "reproducible", "config", "plugins"),
-    ("errors", "machine", "darwin", "disk", "sizes", "progress", "output"),
+    ("errors", "machine", "darwin", "disk", "sizes", "progress"),
 )
 RANK = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 HEAVY = {"torch", "numpy", "pydantic", "scipy", "pycolmap", "PIL", "imageio", "plyfile"}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from splatcli.cli.console import Output, format_time
-from splatcli.output import scene_name
+from splatcli.output_files import scene_name
 
 if TYPE_CHECKING:
     from splatcli.cli.run_training import NewRun

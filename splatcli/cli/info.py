@@ -245,8 +245,7 @@ def _scene_facts(path: Path, settings: dict[str, Any], plot: Path | None) -> dic
 
     scene = read_scene(path, build_config(settings).data)
     if plot is not None:
-        from splatcli.output import scene_name
-        from splatcli.output_files import write_bytes
+        from splatcli.output_files import scene_name, write_bytes
         from splatcli.render.camera_map import draw_camera_map
         from splatcli.render.images import png_bytes
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from splatcli.cli.options import MODEL_EXISTS, MODEL_HINT
 from splatcli.errors import ModelFileError, OlderModelError, UnreadableError, UsageError, os_errors
-from splatcli.output import OUTPUT
+from splatcli.output_files import OUTPUT
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.imported import CameraSource, ImportOptions

@@ -23,7 +23,7 @@ from splatcli.cli.run_summary import summary
 from splatcli.cli.sfm import lacks_cameras, scene_with_cameras, scene_with_points
 from splatcli.cli.time_budget import LongRunNote, TimeBudget
 from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UnreadableError, UsageError, os_errors
-from splatcli.output import free_folder
+from splatcli.output_files import free_folder
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.imported import ImportOptions

@@ -13,7 +13,7 @@ import typer
 from splatcli.cli import options
 from splatcli.cli.console import Output, ProgressBar
 from splatcli.errors import OutputError
-from splatcli.output import OUTPUT, scene_name
+from splatcli.output_files import OUTPUT, scene_name
 
 if TYPE_CHECKING:
     from splatcli.config import DataConfig

@@ -26,8 +26,7 @@ from torch import Tensor
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.rasterizer import render
-from splatcli.rasterizer.chunk_bounds import chunk_bounds
-from splatcli.rasterizer.rendering import Render
+from splatcli.rasterizer.rendering import Render, chunk_bounds
 from splatcli.render.colour_maps import ByteImage, Floats, by_rows, depth_image, to_bytes
 from splatcli.rotation import rotation_matrices
 from splatcli.scene.camera import Camera

@@ -12,7 +12,7 @@ import pytest
 
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.errors import OutputError
-from splatcli.output import free_folder
+from splatcli.output_files import free_folder
 from tests.cli.tiny import QUICK
 from tests.running import Splat
 

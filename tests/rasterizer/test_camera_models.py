@@ -16,9 +16,8 @@ from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.build import COMMON_FLAGS, ISA_FLAGS, find_compiler, source_root
-from splatcli.rasterizer.chunk_bounds import chunk_bounds
 from splatcli.rasterizer.reference import project_reference
-from splatcli.rasterizer.rendering import ViewRender, render
+from splatcli.rasterizer.rendering import ViewRender, chunk_bounds, render
 from splatcli.scene.camera import Camera, CameraModel
 from tests.native.cases import ISAS, NEEDS_COMPILER, Weights, bits, float32, float64, native_outcome
 from tests.rasterizer.scenes import front_camera, of_model, random_gaussians, random_scene

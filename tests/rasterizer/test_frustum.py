@@ -12,9 +12,8 @@ from torch import Tensor
 
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
-from splatcli.rasterizer.chunk_bounds import chunk_bounds
 from splatcli.rasterizer.context import RasterContext, view_of
-from splatcli.rasterizer.rendering import render
+from splatcli.rasterizer.rendering import chunk_bounds, render
 from splatcli.scene.camera import MODELS, Camera, CameraModel
 from tests.native.cases import ISAS, NEEDS_COMPILER, float32, float64
 
