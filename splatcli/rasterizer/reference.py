@@ -498,7 +498,7 @@ def image_loss_reference(img1: Tensor, img2: Tensor, ssim_lambda: float, border:
 _WORD = 0xFFFFFFFF
 
 
-def regularise(gaussians: Gaussians, grads: Gaussians, regularisation: Regularisation) -> None:
+def regularise_reference(gaussians: Gaussians, grads: Gaussians, regularisation: Regularisation) -> None:
     """Add the gradients of the regularisers to ``grads``, shaped as the Gaussians."""
     if regularisation.opacity_reg == 0.0 and regularisation.scale_reg == 0.0:
         return
@@ -512,14 +512,14 @@ def regularise(gaussians: Gaussians, grads: Gaussians, regularisation: Regularis
 
 
 @torch.no_grad()
-def push_means_reference(gaussians: Gaussians, step: int, regularisation: Regularisation) -> None:
+def noise_reference(gaussians: Gaussians, step: int, regularisation: Regularisation) -> None:
     """Move the means in place by noise of the Gaussians' own shapes; the least opaque ones go farthest."""
     rotation = rotation_matrices(gaussians.quats)
     root = rotation * gaussians.log_scales.exp()[:, None, :]
     gate = torch.sigmoid(NOISE_STEEPNESS * (NOISE_THRESHOLD - gaussians.logit_opacities.sigmoid()))
     normal = normals(regularisation.seed, step, len(gaussians)).to(gaussians.means)
-    push = regularisation.noise * gate[:, None] * (root @ root.mT @ normal[:, :, None]).squeeze(2)
-    gaussians.means += push.where(push.abs() < 1e30, torch.zeros_like(push))
+    noise = regularisation.noise * gate[:, None] * (root @ root.mT @ normal[:, :, None]).squeeze(2)
+    gaussians.means += noise.where(noise.abs() < 1e30, torch.zeros_like(noise))
 
 
 def normals(seed: int, step: int, n: int) -> Tensor:

@@ -16,9 +16,9 @@ from splatcli.rasterizer.reference import (
     Splats,
     blend_reference,
     loss_reference,
+    noise_reference,
     project_visible,
-    push_means_reference,
-    regularise,
+    regularise_reference,
 )
 from splatcli.rasterizer.step_inputs import StepInputs, SyncEngine
 from splatcli.scene.camera import Camera
@@ -30,10 +30,10 @@ class ReferenceEngine(SyncEngine):
     def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
         loss, grads, index, splats, v_means2d, v_params = self._backward(gaussians, inputs)
         regularisation, stats, camera = inputs.regularisation, inputs.stats, inputs.camera
-        regularise(gaussians, grads, regularisation)
+        regularise_reference(gaussians, grads, regularisation)
         adam.apply_reference(gaussians, grads, inputs.lrs)
         if regularisation.noise > 0.0:
-            push_means_reference(gaussians, adam.step, regularisation)
+            noise_reference(gaussians, adam.step, regularisation)
         if stats is not None:
             seen = _touches_image(splats, camera)
             half = v_means2d.new_tensor([0.5 * camera.width, 0.5 * camera.height])

@@ -14,7 +14,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, NativeEngine, Regularisation, StepInputs
-from splatcli.rasterizer.reference import normals, philox, push_means_reference, regularise, rotation_matrices
+from splatcli.rasterizer.reference import noise_reference, normals, philox, regularise_reference, rotation_matrices
 from splatcli.rasterizer.reference_engine import ReferenceEngine
 from tests.native.cases import ISAS, NEEDS_COMPILER, float32, float64
 from tests.rasterizer.scenes import random_gaussians, random_image, random_scene
@@ -73,7 +73,7 @@ def test_noise_is_that_of_the_reference(build: str, step: int) -> None:
     ours, theirs = thin(700, backend.dtype), thin(700)
     before = ours.means.clone()
     noise(backend, ours, step=step, seed=2**40 + 9)
-    push_means_reference(theirs, step, Regularisation(noise=40.0, seed=2**40 + 9))
+    noise_reference(theirs, step, Regularisation(noise=40.0, seed=2**40 + 9))
     pushed = (theirs.means - before).abs()
     assert float(pushed.max()) > 0.1
     # The polynomials of sine and cosine are good to 1e-7 in any arithmetic.
@@ -181,7 +181,7 @@ def test_a_gaussian_that_no_view_reaches_shrinks_and_fades() -> None:
 def test_the_reference_gradient_is_that_of_the_means() -> None:
     gaussians = thin(50)
     grads = gaussians.map(torch.zeros_like)
-    regularise(gaussians, grads, Regularisation(opacity_reg=0.5, scale_reg=2.0))
+    regularise_reference(gaussians, grads, Regularisation(opacity_reg=0.5, scale_reg=2.0))
 
     def mean(logits: Tensor, log_scales: Tensor) -> Tensor:
         return 0.5 / 50 * (1 / (1 + torch.exp(-logits))).sum() + 2.0 / 150 * torch.exp(log_scales).sum()
