@@ -3,7 +3,7 @@
     SplatError              70  a bug of ours, if raised bare
     ├── UsageError           2  the command line or the settings
     │   └── PluginError      2  code of a plug-in that has failed
-    ├── SceneError           3  input data: photos, cameras, points
+    ├── SceneError           3  input data: images, cameras, points
     ├── ResourceError        4  memory, GPU, compiler
     │   └── DeviceFaultError 4  a GPU that has failed, so that this process cannot use it any more
     ├── ModelFileError       5  a checkpoint, PLY or other model file that cannot be trusted
@@ -82,7 +82,7 @@ class PluginError(UsageError):
 
 
 class SceneError(SplatError):
-    """Photos, cameras or points are missing, broken or contradict each other."""
+    """Images, cameras or points are missing, broken or contradict each other."""
 
     exit_code = 3
     code = "E003"

@@ -1,4 +1,4 @@
-"""Refinement of an edited model: training steps against the photos of its run at a fixed number of Gaussians.
+"""Refinement of an edited model: training steps against the images of its run at a fixed number of Gaussians.
 
 No Gaussian is added or removed and no opacity is reset, all SH degrees are active from the first step, and poses and
 colours of views stay as the run trained them. Nothing is written.
@@ -52,7 +52,7 @@ def check_refinable(operations: Sequence[Operation]) -> None:
 
 
 def scene_of(checkpoint: Checkpoint, data: Path | None) -> Scene:
-    """Return the scene of a run with the photos of its training views, and the cameras that the run stored.
+    """Return the scene of a run with the images of its training views, and the cameras that the run stored.
 
     data, and what it raises: as of run_scene().
     """
@@ -64,7 +64,7 @@ def refine(gaussians: Gaussians, checkpoint: Checkpoint, scene: Scene, steps: in
     """Return the Gaussians, on the CPU, after ``steps`` steps on the training views, one view a step.
 
     gaussians: on the CPU, finite, in the coordinates of the checkpoint. scene: of scene_of().
-    Raises StepDivergedError where a number becomes infinite or NaN, SceneError for a damaged photo.
+    Raises StepDivergedError where a number becomes infinite or NaN, SceneError for a damaged image.
     """
     config = _settings(checkpoint.config, gaussians.sh_degree, steps)
     state, _ = new_state(config, scene, device, gaussians)

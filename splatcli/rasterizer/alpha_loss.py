@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: A pixel of a photo in which no channel is above this, of 255, may show the background itself: it may stay empty.
+#: A pixel of an image in which no channel is above this, of 255, may show the background itself: it may stay empty.
 EMPTY = 5
 
 

@@ -210,7 +210,7 @@ _TILE = 8 + 4 + 4 + 3 * _FLOAT
 
 #: Bytes of each pixel in training: image and its gradient, alpha; and the training image with its mask.
 _STEP_PIXEL = (3 + 3 + 1) * _FLOAT
-_PHOTO_PIXEL = 3 + 1
+_TARGET_PIXEL = 3 + 1
 #: Bytes of each pixel of the recoloured image, where a map of its colours is trained.
 _RECOLOURED_PIXEL = 3 * _FLOAT
 #: Bytes of each pixel where depths are known: depth, its gradient and that of alpha; and the known depth with its
@@ -312,11 +312,11 @@ def step_memory(backend: Backend, work: Workload) -> MemoryEstimate:
         images += min(pixels, ppisp.AT_A_TIME["cuda" if backend.deferred else "cpu"]) * ppisp.BAND_BYTES
     isects = _isect_bytes(backend, work, round_capacity(work.isects.boxes), with_grads=True)
     slack = 1.0 + (_SLACK if backend.deferred else 0.0)
-    photo = _PHOTO_PIXEL + (_KNOWN_PIXEL if work.depths else 0) + (_COUNTS_PIXEL if work.alpha else 0)
+    target = _TARGET_PIXEL + (_KNOWN_PIXEL if work.depths else 0) + (_COUNTS_PIXEL if work.alpha else 0)
     return MemoryEstimate(
         state=state_bytes(work.gaussians, work.sh_degree, offloads=work.offloads),
         frame=int(slack * frame),
-        pixels=int(slack * images) + pixels * photo,
+        pixels=int(slack * images) + pixels * target,
         isects=int(slack * isects),
         lost=_lost(backend, frame + images + isects),
     )

@@ -137,9 +137,9 @@ def load_image(scene: Scene, index: int, device: torch.device | str) -> tuple[Te
 
     With a random training background it is composited over black, as renders are that are scored.
     """
-    photo = scene.images.image(index)
-    pixels = tensor_of(photo.pixels).to(device)
-    return pixels, None if photo.masked is None else tensor_of(photo.masked).to(device)
+    loaded = scene.images.image(index)
+    pixels = tensor_of(loaded.pixels).to(device)
+    return pixels, None if loaded.masked is None else tensor_of(loaded.masked).to(device)
 
 
 def protocol(config: Config, scene: Scene, indices: Sequence[int]) -> dict[str, object]:

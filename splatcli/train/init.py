@@ -271,11 +271,11 @@ def _new_points(
     if config.model.init != RANDOM and shows_silhouettes(scene):
         hull = hull_points(scene, center, half, count, generator)
         if hull is not None:
-            notes.append(f"started from {count} points on the hull of what is opaque in the photos")
+            notes.append(f"started from {count} points on the hull of what is opaque in the images")
             return hull
-        notes.append("the photos' transparency leaves no hull: poses or masks are off, or the scene is elsewhere")
+        notes.append("the images' transparency leaves no hull: poses or masks are off, or the scene is elsewhere")
     elif config.model.init == HULL:
-        notes.append("too few photos have transparency for a hull")
+        notes.append("too few images have transparency for a hull")
     cube = torch.rand(count, 3, generator=generator, dtype=torch.float64).numpy() * 2.0 - 1.0
     rgb = torch.rand(count, 3, generator=generator, dtype=torch.float32).numpy()
     notes.append(f"started from {count} random points")

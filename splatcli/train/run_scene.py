@@ -70,9 +70,9 @@ def data_to_resume(data: DataConfig) -> tuple[DataConfig, list[str]]:
 
 
 def run_scene(checkpoint: Checkpoint, data: Path | None, background: Rgb | None) -> Scene:
-    """Return the scene of a run with the photos of its training views: the same views, of the same sizes.
+    """Return the scene of a run with the images of its training views: the same views, of the same sizes.
 
-    data: where it is now, if it has moved. background: as of read_scene(). The content of photos, lenses and poses may
+    data: where it is now, if it has moved. background: as of read_scene(). The content of images, lenses and poses may
     have changed. Raises SceneError where the scene is gone or has other views.
     """
     settings = checkpoint.config.data.images_only()

@@ -128,7 +128,7 @@ def check_trainable(config: Config, scene: Scene) -> None:
         raise SceneError(
             "all training cameras stand at one point, so that the scene has no scale",
             where=scene.root,
-            remedy="add photos from other places; one place shows no depth",
+            remedy="add images from other places; one place shows no depth",
         )
     if config.depth_lambda > 0.0:
         check_depths(scene)

@@ -30,7 +30,7 @@ class TrainingImage:
     """A training image on the training device; as scene.images.LoadedImage, in tensors.
 
     depth: its known depths; None without depth supervision.
-    opaque: whether the photo has no transparency, not even under a background.
+    opaque: whether the image file has no transparency, not even under a background.
     """
 
     pixels: Tensor
@@ -115,15 +115,15 @@ class TrainingImages:
 
     def load(self, view: int) -> TrainingImage:
         """Return the full-size image of ``view``. Raises SceneError when it is damaged."""
-        loaded = self._on_device.get(view)
-        if loaded is not None:
-            return loaded
-        photo = self.scene.images.image(view)
-        parts = (None if part is None else tensor_of(part) for part in (photo.pixels, photo.masked, photo.alpha))
+        cached = self._on_device.get(view)
+        if cached is not None:
+            return cached
+        loaded = self.scene.images.image(view)
+        parts = (None if part is None else tensor_of(part) for part in (loaded.pixels, loaded.masked, loaded.alpha))
         image = TrainingImage(*(None if part is None else to_device(part, self.device) for part in parts))  # type: ignore[arg-type]
-        image = replace(image, opaque=photo.opaque)
+        image = replace(image, opaque=loaded.opaque)
         if self.depth_lambda > 0.0:
-            image = replace(image, depth=self._depth(view, photo))
+            image = replace(image, depth=self._depth(view, loaded))
         if self.device.type == "cuda" and image.nbytes <= self._bytes_left:
             self._bytes_left -= image.nbytes
             self._on_device[view] = image
@@ -145,11 +145,11 @@ class TrainingImages:
                 self._reduced[view] = cached
         return cached
 
-    def _depth(self, view: int, photo: LoadedImage) -> DepthTarget:
+    def _depth(self, view: int, loaded: LoadedImage) -> DepthTarget:
         """Return the known depths of the pixels that are not masked; without any, the weight is 0."""
-        known = known_depths(self.scene, view) if photo.depth is None else depths_of_map(photo.depth)
-        if photo.masked is not None:
-            known = known.without(photo.masked)
+        known = known_depths(self.scene, view) if loaded.depth is None else depths_of_map(loaded.depth)
+        if loaded.masked is not None:
+            known = known.without(loaded.masked)
         median = self._medians.get(view)
         if median is None:
             median = self._medians[view] = float(np.median(known.depths)) if len(known.depths) else 0.0

@@ -140,14 +140,14 @@ def silhouettes(scene: Scene) -> list[Silhouette]:
     images, found = scene.images.with_alpha(), []
     for i in _transparent(scene):
         try:
-            photo = images.image(i)
+            loaded = images.image(i)
         except SceneError:
             continue  # training on it reports the error
-        if photo.alpha is None or photo.masked is not None:
+        if loaded.alpha is None or loaded.masked is not None:
             continue
-        opaque = photo.alpha >= OPAQUE
+        opaque = loaded.alpha >= OPAQUE
         if opaque.any() and not opaque.all():
-            found.append(Silhouette.of(scene.cameras[i], photo.pixels, photo.alpha))
+            found.append(Silhouette.of(scene.cameras[i], loaded.pixels, loaded.alpha))
     return found
 
 

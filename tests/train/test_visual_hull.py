@@ -1,4 +1,4 @@
-"""Points on the hull of what is opaque in the photos, on a ball before nothing."""
+"""Points on the hull of what is opaque in the images, on a ball before nothing."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_run_without_points_starts_from_the_hull(tmp_path: Path) -> None:
     scene = ball(tmp_path)
     settings = Config.model_validate({"strategy": {"cap_max": 20_000}})
     gaussians, notes = initial_gaussians(settings, scene, generator())
-    assert notes[-1] == "started from 2000 points on the hull of what is opaque in the photos"
+    assert notes[-1] == "started from 2000 points on the hull of what is opaque in the images"
     assert float(gaussians.means.norm(dim=1).max()) < 1.25 * RADIUS
     again, _ = initial_gaussians(settings, scene, generator())
     assert all(torch.equal(one, other) for (_, one), (_, other) in zip(gaussians.items(), again.items(), strict=True))
@@ -171,7 +171,7 @@ def test_what_a_run_starts_from_is_known_before_its_rates_are(tmp_path: Path) ->
 def test_who_asks_for_a_hull_of_opaque_photos_is_reported(tmp_path: Path) -> None:
     settings = Config.model_validate({"model": {"init": "hull", "random_points": 60}})
     _, notes = initial_gaussians(settings, ball(tmp_path, opaque=True), generator())
-    assert notes == ["too few photos have transparency for a hull", "started from 60 random points"]
+    assert notes == ["too few images have transparency for a hull", "started from 60 random points"]
 
 
 def test_who_asks_for_random_points_gets_them(tmp_path: Path) -> None:
