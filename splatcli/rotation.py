@@ -1,6 +1,6 @@
 """Rotation matrices of unnormalised quaternions, for all but the kernels and their reference: docs/math.md 2.3.
 
-The reference (rasterizer/reference.py), the oracle of tests, makes them by Rodrigues' formula instead.
+The reference (rasterizer/reference.py), which tests compare with, makes them by Rodrigues' formula instead.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Real spherical harmonics, degree 0 to 4, for all but the kernels and their reference: docs/math.md 4.1.
 
-The reference (rasterizer/reference.py), the oracle of tests, makes them by recurrence instead.
+The reference (rasterizer/reference.py), which tests compare with, makes them by recurrence instead.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class Report:
         for view, reason, images in shown:
             label = "   ".join(filter(None, [view.camera.name, *_captions(view), reason]))
             cells.append(Cell.of(list(images.images.values()), label))
-            masked |= images.hidden is not None and not self.is_pair
+            masked |= images.masked is not None and not self.is_pair
             kinds |= dict.fromkeys(images.images)
         headings = [NAMES[kind] for kind in kinds]
         return draw_sheet(cells, headings, self._title(), self._summary(len(cells)), masked=masked)

@@ -1,7 +1,7 @@
 """The reference in plain torch with autograd: projection, blending, loss, regularisation and noise.
 
-It is written from docs/math.md and not from the native code. It is the oracle of the kernels, and the fallback without
-a compiler.
+It is written from docs/math.md and not from the native code. Tests compare the kernels with it, and it is the fallback
+without a compiler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ReferenceEngine: a training step in plain torch; the oracle of the fused one, and the fallback without a compiler."""
+"""ReferenceEngine: a training step in plain torch, for tests of the fused one and where there is no compiler."""
 
 from __future__ import annotations
 

@@ -104,16 +104,16 @@ def position(error: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def error_map(
-    truth: NDArray[np.uint8], render: NDArray[np.uint8], hidden: NDArray[np.bool_] | None = None
+    truth: NDArray[np.uint8], render: NDArray[np.uint8], masked: NDArray[np.bool_] | None = None
 ) -> NDArray[np.uint8]:
     """Return [H, W, 3] uint8: the absolute error of ``render`` against ``truth``, both [H, W, 3] uint8.
 
-    hidden: [H, W] bool, pixels that take no part; they are grey.
+    masked: [H, W] bool, pixels that take no part; they are grey.
     """
     error = np.abs(truth.astype(np.int16) - render.astype(np.int16)).mean(-1) / 255.0
     image = heat(position(error))
-    if hidden is not None:
-        image[hidden] = MASKED_COLOUR
+    if masked is not None:
+        image[masked] = MASKED_COLOUR
     return image
 
 

@@ -64,11 +64,11 @@ class ViewFigures:
 class ViewImages:
     """The images of one view, [H, W, 3] uint8 each, by kind: a, b, difference, photo; those that exist.
 
-    hidden: [H, W] bool, the masked pixels of the photo, which are grey there; None without a mask.
+    masked: [H, W] bool, the masked pixels of the photo, which are grey there; None without a mask.
     """
 
     images: dict[str, NDArray[np.uint8]]
-    hidden: NDArray[np.bool_] | None = None
+    masked: NDArray[np.bool_] | None = None
 
 
 class Comparer:
@@ -107,18 +107,18 @@ def score(view: Camera, shown: ViewImages) -> ViewFigures:
     against it, and do in those of A against B.
     """
     shades = {kind: torch.from_numpy(image.astype(np.float32) / 255.0) for kind, image in shown.images.items()}
-    hidden = None if shown.hidden is None else torch.from_numpy(shown.hidden)
+    masked = None if shown.masked is None else torch.from_numpy(shown.masked)
     figures: dict[str, float] = {}
-    for name, (x, y, masked) in {"a": ("a", "photo", hidden), "b": ("b", "photo", hidden), "ab": (*"ab", None)}.items():
+    for name, (x, y, mask) in {"a": ("a", "photo", masked), "b": ("b", "photo", masked), "ab": (*"ab", None)}.items():
         if x in shades and y in shades:
-            figures[f"psnr_{name}"] = psnr(shades[x], shades[y], masked)
-            figures[f"ssim_{name}"] = ssim(shades[x], shades[y], masked)
+            figures[f"psnr_{name}"] = psnr(shades[x], shades[y], mask)
+            figures[f"ssim_{name}"] = ssim(shades[x], shades[y], mask)
     return ViewFigures(view, figures)
 
 
-def _masked(photo: NDArray[np.uint8], hidden: NDArray[np.bool_]) -> NDArray[np.uint8]:
+def _masked(photo: NDArray[np.uint8], masked: NDArray[np.bool_]) -> NDArray[np.uint8]:
     shown = photo.copy()
-    shown[hidden] = MASKED_COLOUR
+    shown[masked] = MASKED_COLOUR
     return shown
 
 

@@ -175,7 +175,7 @@ _BUILDERS: dict[str, Callable[[str, torch.device], _Distance]] = {"lpips": _by_l
 class Comparison:
     """A render and the image of its view, [H, W, 3] uint8 each; index: of the view in its scene.
 
-    hidden: [H, W] bool, the masked pixels; None without a mask.
+    masked: [H, W] bool, the masked pixels; None without a mask.
     cc_psnr: PSNR after color_corrected().
     extra: further metrics by name.
     """
@@ -184,7 +184,7 @@ class Comparison:
     score: ViewScore
     truth: NDArray[np.uint8]
     pixels: NDArray[np.uint8]
-    hidden: NDArray[np.bool_] | None = None
+    masked: NDArray[np.bool_] | None = None
     cc_psnr: float | None = None
     extra: dict[str, float] = field(default_factory=dict)
 
@@ -217,8 +217,8 @@ class GroundTruth:
         index = self._index.get(name)
         if not self._scene.images.masked or index is None or not self._scene.images.has(index):
             return False
-        hidden = self._scene.images.image(index).masked
-        return hidden is not None and bool(hidden.all())
+        masked = self._scene.images.image(index).masked
+        return masked is not None and bool(masked.all())
 
     def photo(self, name: str, shape: tuple[int, ...]) -> LoadedImage | None:
         """Return the image of view ``name`` with its mask; None without one whose pixels have this shape [H, W, 3]."""
@@ -237,23 +237,23 @@ class GroundTruth:
         if photo is None:
             return None
         index, truth = self._index[name], photo.pixels
-        hidden = None if photo.masked is None else torch.from_numpy(photo.masked)
+        masked = None if photo.masked is None else torch.from_numpy(photo.masked)
         shown, seen = (torch.from_numpy(array.astype(np.float32) / 255.0) for array in (pixels, truth))
-        score = ViewScore(name, psnr(shown, seen, hidden), ssim(shown, seen, hidden))
-        fitted = color_corrected(shown, seen, hidden)
-        cc_psnr = psnr(fitted, seen, hidden)
-        extra = {"cc_psnr": cc_psnr, "cc_ssim": ssim(fitted, seen, hidden)} if self._color_corrected else {}
-        extra |= self._lpips_figures(shown, fitted, seen, hidden)
+        score = ViewScore(name, psnr(shown, seen, masked), ssim(shown, seen, masked))
+        fitted = color_corrected(shown, seen, masked)
+        cc_psnr = psnr(fitted, seen, masked)
+        extra = {"cc_psnr": cc_psnr, "cc_ssim": ssim(fitted, seen, masked)} if self._color_corrected else {}
+        extra |= self._lpips_figures(shown, fitted, seen, masked)
         return Comparison(index, score, truth, pixels, photo.masked, cc_psnr, extra)
 
-    def _lpips_figures(self, shown: Tensor, fitted: Tensor, seen: Tensor, hidden: Tensor | None) -> dict[str, float]:
+    def _lpips_figures(self, shown: Tensor, fitted: Tensor, seen: Tensor, masked: Tensor | None) -> dict[str, float]:
         """Return LPIPS of images [H, W, 3] in 0..1 where it is wanted; fitted: shown with fitted colours."""
         extra: dict[str, float] = {}
         if self._lpips is not None:
-            black = mask_out(seen, hidden)
-            extra["lpips"] = self._lpips(mask_out(shown, hidden), black)
+            black = mask_out(seen, masked)
+            extra["lpips"] = self._lpips(mask_out(shown, masked), black)
             if self._color_corrected:
-                extra["cc_lpips"] = self._lpips(mask_out(fitted, hidden), black)
+                extra["cc_lpips"] = self._lpips(mask_out(fitted, masked), black)
         return extra
 
     def protocol(self) -> dict[str, object]:

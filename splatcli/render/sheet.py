@@ -93,7 +93,7 @@ class Cell:
 
 def contact_sheet(views: Sequence[tuple[int, Comparison]], title: str, subtitle: str) -> NDArray[np.uint8]:
     """Return [H, W, 3] uint8: image, render and error map of each of ``views`` (rank, comparison), at least one."""
-    masked = any(view.hidden is not None for _, view in views)
+    masked = any(view.masked is not None for _, view in views)
     return draw_sheet([_cell(rank, view) for rank, view in views], _HEADINGS, title, subtitle, masked=masked)
 
 
@@ -128,7 +128,7 @@ def draw_sheet(
 
 
 def _cell(rank: int, view: Comparison) -> Cell:
-    arrays = (view.truth, view.pixels, error_map(view.truth, view.pixels, view.hidden))
+    arrays = (view.truth, view.pixels, error_map(view.truth, view.pixels, view.masked))
     figures = [f"{view.score.psnr:.2f} dB", f"SSIM {view.score.ssim:.4f}"]
     figures += [
         f"{name} {value:.2f} dB" if "psnr" in name else f"{name} {value:.4f}" for name, value in view.extra.items()

@@ -107,8 +107,8 @@ class ViewRenderer:
         made = layer_images(maps, self._kinds, self._near_far)
         if set(self._kinds) & set(COMPARED):
             if fully_masked:
-                hidden = np.full((camera.height, camera.width, 3), MASKED_COLOUR, np.uint8)
-                made |= {"photo": hidden, "error": hidden}
+                grey = np.full((camera.height, camera.width, 3), MASKED_COLOUR, np.uint8)
+                made |= {"photo": grey, "error": grey}
             else:
                 made |= self._compared(camera, compared)
         score = None if compared is None else compared.score
@@ -123,6 +123,6 @@ class ViewRenderer:
                 remedy="leave photo and error out of --what",
             )
         photo = one.truth.copy()
-        if one.hidden is not None:
-            photo[one.hidden] = MASKED_COLOUR
-        return {"photo": photo, "error": error_map(one.truth, one.pixels, one.hidden)}
+        if one.masked is not None:
+            photo[one.masked] = MASKED_COLOUR
+        return {"photo": photo, "error": error_map(one.truth, one.pixels, one.masked)}

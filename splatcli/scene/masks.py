@@ -145,7 +145,7 @@ def alpha_is_mask(data: DataConfig) -> bool:
 
 
 def reduce_mask(masked: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return hidden pixels at another width and height: those whose area holds a masked one."""
+    """Return masked pixels at another width and height: those whose area holds a masked one."""
     if (masked.shape[1], masked.shape[0]) == size:
         return masked
     covered = Image.fromarray(masked.astype(np.float32)).resize(size, Image.Resampling.BOX)
@@ -153,7 +153,7 @@ def reduce_mask(masked: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.
 
 
 def resample_mask(masked: NDArray[np.bool_], grid: Tensor) -> NDArray[np.bool_]:
-    """Return hidden pixels [h, w] seen through a lens's sampling grid [1, H, W, 2]: those that a masked one touches."""
+    """Return masked pixels [h, w] seen through a lens's sampling grid [1, H, W, 2]: those that a masked one touches."""
     import torch
 
     field = torch.from_numpy(masked.astype(np.float32))[None, None]

@@ -82,7 +82,7 @@ def test_masked_junk_changes_no_figure() -> None:
     assert dirty is not None
     assert clean.figures == dirty.figures
     assert clean.figures["cc_psnr"] > 45
-    assert dirty.hidden is hidden
+    assert dirty.masked is hidden
 
 
 def test_means_are_over_views() -> None:
