@@ -358,8 +358,7 @@ def _weighted(gaussians: Gaussians, camera: Camera, maps: Tensor, antialiased: b
 
 def _sized(camera: Camera, divisor: int = 1) -> Camera:
     """Return the view with a longer side of at most VIEW_SIDE pixels, its sides divided at least by ``divisor``."""
-    shrink = min(1 / divisor, VIEW_SIDE / max(camera.width, camera.height))
-    return camera.resized(max(1, round(shrink * camera.width)), max(1, round(shrink * camera.height)))
+    return camera.scaled(min(1 / divisor, VIEW_SIDE / max(camera.width, camera.height)))
 
 
 def _enlarged(image: Tensor, camera: Camera) -> Tensor:

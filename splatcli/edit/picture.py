@@ -66,5 +66,4 @@ def _blend(gaussians: Gaussians, camera: Camera, antialiased: bool = False) -> R
 
 
 def _sized(camera: Camera, side: int) -> Camera:
-    factor = side / max(camera.width, camera.height)
-    return camera.resized(max(1, round(factor * camera.width)), max(1, round(factor * camera.height)))
+    return camera.scaled(side / max(camera.width, camera.height))

@@ -64,8 +64,7 @@ def contributions(gaussians: Gaussians, cameras: Sequence[Camera]) -> Floats:
     chosen = [cameras[index * len(cameras) // VIEWS] for index in range(VIEWS)] if len(cameras) > VIEWS else cameras
     total = torch.zeros(len(gaussians), dtype=torch.float64)
     for camera in track(chosen, "blend weights"):
-        shrink = min(1.0, VIEW_SIDE / max(camera.width, camera.height))
-        small = camera.resized(max(1, round(shrink * camera.width)), max(1, round(shrink * camera.height)))
+        small = camera.scaled(min(1.0, VIEW_SIDE / max(camera.width, camera.height)))
         total += blend_weights(gaussians, small).double()
     return np.asarray(total.numpy())
 

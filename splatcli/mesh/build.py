@@ -111,8 +111,7 @@ def _survey(
     depths, points = [], []
     most = _SURVEY_POINTS // len(cameras) + 1
     for camera in track(cameras, "looking for surfaces"):
-        factor = min(1.0, _SURVEY_SIDE / max(camera.width, camera.height))
-        small = camera.resized(max(1, round(factor * camera.width)), max(1, round(factor * camera.height)))
+        small = camera.scaled(min(1.0, _SURVEY_SIDE / max(camera.width, camera.height)))
         depth = surface_depth(gaussians, small, antialiased=settings.antialiased)
         step = -(-depth.numel() // most)
         depths.append(depth[torch.isfinite(depth)][::step].cpu().numpy())
@@ -179,8 +178,7 @@ def _rounded_up(value: float) -> str:
 
 def _sized(camera: Camera, near: float, voxel: float) -> Camera:
     """Return the camera at the size at which a voxel takes _PIXELS at the depth ``near``, or as it is if smaller."""
-    factor = min(1.0, _PIXELS * near / (voxel * max(camera.fx, camera.fy)))
-    return camera.resized(max(1, round(factor * camera.width)), max(1, round(factor * camera.height)))
+    return camera.scaled(min(1.0, _PIXELS * near / (voxel * max(camera.fx, camera.fy))))
 
 
 def _coloured(

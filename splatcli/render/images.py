@@ -94,9 +94,7 @@ class ModelRenderer:
         chosen = np.unique(np.linspace(0, len(cameras) - 1, min(len(cameras), _RANGE_VIEWS)).round().astype(int))
         depths = []
         for index in chosen:
-            camera = cameras[index]
-            small = (max(1, camera.width // _RANGE_SHRINK), max(1, camera.height // _RANGE_SHRINK))
-            maps = self.render_maps(camera.resized(*small))
+            maps = self.render_maps(cameras[index].downscaled(_RANGE_SHRINK))
             depths.append(maps.depth[maps.alpha >= _COVERED])
         known = np.concatenate(depths)
         if known.size == 0:

@@ -112,6 +112,16 @@ class Camera:
             cy=self.cy * sy,
         )
 
+    def scaled(self, factor: float) -> Camera:
+        """Return the same view with the sides of its image times ``factor``, rounded, at least a pixel."""
+        return self.resized(max(1, round(factor * self.width)), max(1, round(factor * self.height)))
+
+    def downscaled(self, divisor: int) -> Camera:
+        """Return the same view with the sides of its image divided, rounded down, at least a pixel."""
+        if divisor == 1:
+            return self
+        return self.resized(max(1, self.width // divisor), max(1, self.height // divisor))
+
     def as_pinhole(self) -> Camera:
         """Return the pinhole of the same pose, size and scale in the middle, which shows less than a fisheye does.
 

@@ -28,7 +28,7 @@ from splatcli.train.events import Alarmed, Evaluated, Probed, ViewScore
 from splatcli.train.image_metrics import psnr, quantised, ssim
 from splatcli.train.outlier_views import ViewError, compared_divisor, view_error
 from splatcli.train.state import TrainState
-from splatcli.train.training_images import TrainingImage, reduced_camera, tensor_of
+from splatcli.train.training_images import TrainingImage, tensor_of
 
 
 def score_views(render: Callable[[Camera], Tensor], scene: Scene, indices: Iterable[int]) -> Iterator[ViewScore]:
@@ -255,7 +255,7 @@ class Scorer:
     def view_errors(self, state: TrainState) -> dict[int, ViewError] | Alarmed:
         """Return the view_error() of the training views by row; of those that are masked as a whole there is none."""
         cameras = [state.per_view_params.camera(row, self.scene.cameras[view]) for row, view in enumerate(state.train)]
-        cameras = [reduced_camera(camera, compared_divisor(camera.width, camera.height)) for camera in cameras]
+        cameras = [camera.downscaled(compared_divisor(camera.width, camera.height)) for camera in cameras]
         try:
             measured = self._measure(state, cameras, lambda row, image: self._view_error(state, row, image))
             return {row: ViewError(*figures) for row, figures in enumerate(measured) if figures is not None}

@@ -28,7 +28,7 @@ from splatcli.train.monitor import check_loss
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.schedule import active_sh_degree, image_divisor, learning_rates
 from splatcli.train.state import TrainState
-from splatcli.train.training_images import TrainingImage, TrainingImages, reduced_camera, to_device
+from splatcli.train.training_images import TrainingImage, TrainingImages, to_device
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
@@ -231,7 +231,7 @@ def _named_background(name: str, device: torch.device) -> Tensor:
 
 def scene_camera(state: TrainState, scene: Scene, step: int, row: int) -> Camera:
     """Return the scene's camera of training view ``row`` at the size that step number ``step`` has."""
-    return reduced_camera(scene.cameras[state.train[row]], image_divisor(state.config.schedule, step))
+    return scene.cameras[state.train[row]].downscaled(image_divisor(state.config.schedule, step))
 
 
 @contextlib.contextmanager

@@ -81,13 +81,8 @@ def reduced(camera: Camera, image: TrainingImage, divisor: int) -> tuple[Camera,
     """Return a view and its image with their sides divided."""
     if divisor == 1:
         return camera, image
-    camera = reduced_camera(camera, divisor)
+    camera = camera.downscaled(divisor)
     return camera, image.reduced(camera.width, camera.height)
-
-
-def reduced_camera(camera: Camera, divisor: int) -> Camera:
-    """Return a camera with the sides of its image divided."""
-    return camera if divisor == 1 else camera.resized(*(max(1, n // divisor) for n in (camera.width, camera.height)))
 
 
 class TrainingImages:

@@ -55,5 +55,4 @@ def views_of(count: int, turn: int) -> list[int]:
 
 def reduced(camera: Camera) -> Camera:
     """Return a camera with fewer pixels. The blur of a pixel's size then weighs small Gaussians more."""
-    scale = min(SCALE, VIEW_SIDE / max(camera.width, camera.height))
-    return camera.resized(max(1, round(scale * camera.width)), max(1, round(scale * camera.height)))
+    return camera.scaled(min(SCALE, VIEW_SIDE / max(camera.width, camera.height)))
