@@ -83,7 +83,6 @@ def main() -> None:
         arrays = backend.arrays(gaussians)
         image, v_image, alpha = pipeline._images(camera)
         out, v_out = context.images(view, image, alpha, None), context.images(view, v_image, None, None)
-        l1_ssim = torch.zeros(2, dtype=torch.float64)
         call = abi.Call(device=0, stream=0x51, dtype=0, threads=0)
         parts: dict[str, Callable[[], object]] = {
             "view": lambda: pipeline.view(gaussians, camera, inputs),
@@ -91,7 +90,7 @@ def main() -> None:
             "project": lambda: context.project(view, gaussians, update),
             "bin": lambda: context.bin(view, arrays, capacity=400_000),
             "blend": lambda: context.blend(view, background, image, alpha, None),
-            "loss": lambda: pipeline.loss(image, target, v_image, 0.2, l1_ssim),
+            "loss": lambda: pipeline.loss(image, target, v_image, 0.2),
             "blend, backward": lambda: context.blend_vjp(view, background, out, v_out),
             "images": lambda: (pipeline._images(camera), context.images(view, image, alpha, None)),
             "projection, backward": lambda: context.project_vjp(

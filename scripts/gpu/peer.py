@@ -32,16 +32,16 @@ class FusedLoss:
 
         from splatcli.rasterizer.train_step import TrainStepPipeline
 
-        stages = TrainStepPipeline(backend, None)
-        means = torch.zeros(2, dtype=torch.float64, device=backend.device)
+        pipeline = TrainStepPipeline(backend, None)
 
         class Loss(torch.autograd.Function):
             @staticmethod
             def forward(context: Any, image: Any, target: Any) -> Any:
                 gradient = torch.empty_like(image)
-                stages.loss(image, target, gradient, SSIM_LAMBDA, means)
+                pipeline.loss(image, target, gradient, SSIM_LAMBDA)
                 context.save_for_backward(gradient)
-                return ((1 - SSIM_LAMBDA) * means[0] + SSIM_LAMBDA * (1 - means[1])).float()
+                l1, ssim = pipeline.l1_ssim
+                return ((1 - SSIM_LAMBDA) * l1 + SSIM_LAMBDA * (1 - ssim)).float()
 
             @staticmethod
             def backward(context: Any, *outer: Any) -> Any:

@@ -21,7 +21,7 @@ from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.rendering import backend_for
 from splatcli.rasterizer.step_inputs import DensifyStats, StepInputs
-from splatcli.rasterizer.train_step import TrainStepPipeline, total_loss
+from splatcli.rasterizer.train_step import TrainStepPipeline
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
@@ -54,7 +54,6 @@ class BatchEngine:
     ) -> None:
         self._pipeline = TrainStepPipeline(backend, budget)
         self.group = group
-        self._l1_ssim = torch.zeros(2, dtype=torch.float64, device=backend.device)
         self._own: FlatSums | None = None
         self._total: FlatSums | None = None
 
@@ -71,7 +70,7 @@ class BatchEngine:
         if views < size:
             raise ValueError(f"{views} views are too few for {size} processes")
         own, total = self._buffers(gaussians)
-        self._pipeline.follow_stream(self._l1_ssim, own.flat, total.flat)
+        self._pipeline.follow_stream(own.flat, total.flat)
         total.flat.zero_()
         results: list[list[float]] = []
         v_params: list[Tensor] = []
@@ -104,12 +103,8 @@ class BatchEngine:
         own.stats.count.zero_()
         own_inputs = replace(inputs, stats=None if inputs.stats is None else own.stats)
         pipeline = self._pipeline
-        deferred = pipeline.backend.deferred
-        l1_ssim = self._l1_ssim if deferred else None
-        job = pipeline.run(gaussians, adam, adam.step + 1, own_inputs, l1_ssim=l1_ssim, gradients=own.gradients)
-        l1, ssim = self._l1_ssim.tolist() if deferred else (job.l1, job.ssim)
-        depth = 0.0 if inputs.depth is None else float(pipeline.depth_term)
-        return [total_loss(inputs.ssim_lambda, l1, ssim) + depth, float(pipeline.context.native.max_isects)]
+        job = pipeline.run(gaussians, adam, adam.step + 1, own_inputs, gradients=own.gradients)
+        return [pipeline.step_loss(job, inputs), float(pipeline.context.native.max_isects)]
 
     def _all_gather_scalars(self, numbers: list[float], problem: Exception | None) -> list[list[float]]:
         return [numbers] if self.group is None else self.group.all_gather_scalars("a view", numbers, problem)

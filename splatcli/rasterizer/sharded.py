@@ -26,7 +26,7 @@ from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.rendering import Render, backend_for
 from splatcli.rasterizer.step_inputs import StepInputs
-from splatcli.rasterizer.train_step import TrainStepPipeline, total_loss
+from splatcli.rasterizer.train_step import TrainStepPipeline
 from splatcli.scene.camera import MODELS, Camera
 
 if TYPE_CHECKING:
@@ -108,7 +108,6 @@ class ShardedEngine:
         self._pipeline = TrainStepPipeline(backend, budget)
         #: Projects this process' Gaussians for one view after another.
         self._projection = RasterContext(backend, budget)
-        self._l1_ssim = torch.zeros(2, dtype=torch.float64, device=backend.device)
         self._own: FlatSums | None = None
         self._total: FlatSums | None = None
 
@@ -129,7 +128,7 @@ class ShardedEngine:
         if len(cameras) < size:
             raise ValueError(f"{len(cameras)} views are too few for {size} processes")
         own, total = self._buffers(gaussians)
-        self._pipeline.follow_stream(self._l1_ssim, own.flat, total.flat, *self._projection.tensors())
+        self._pipeline.follow_stream(own.flat, total.flat, *self._projection.tensors())
         total.flat.zero_()
         results: list[list[float]] = []
         v_params: list[Tensor] = []
@@ -228,16 +227,12 @@ class ShardedEngine:
 
     def _rasterize_with_loss(self, inputs: StepInputs, projected: Tensor) -> tuple[list[float], Tensor]:
         """Return ([loss, isects] of a view; [V, RETURNED] the gradients of ``projected`` [V, SENT])."""
-        pipeline, camera = self._pipeline, inputs.camera
-        known = inputs.depth is not None
-        view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=known)
+        pipeline, with_depth = self._pipeline, inputs.depth is not None
+        view = view_of(inputs.camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=with_depth)
         arrays = fill_context(pipeline.context, projected)
-        deferred = pipeline.backend.deferred
-        job = pipeline.rasterize_with_loss(view, arrays, inputs, l1_ssim=self._l1_ssim if deferred else None)
-        l1, ssim = self._l1_ssim.tolist() if deferred else (job.l1, job.ssim)
-        depth = float(pipeline.depth_term) if known else 0.0
-        loss = total_loss(inputs.ssim_lambda, l1, ssim) + depth
-        return [loss, float(pipeline.context.native.max_isects)], returned_sums(pipeline.context, len(projected))
+        job = pipeline.rasterize_with_loss(view, arrays, inputs)
+        numbers = [pipeline.step_loss(job, inputs), float(pipeline.context.native.max_isects)]
+        return numbers, returned_sums(pipeline.context, len(projected))
 
     def _gradients(self, view: ProjectedView, returned: Tensor, shared: StepInputs, own: FlatSums) -> None:
         """Fill ``own`` with the gradients and statistics of this process' Gaussians in a view."""

@@ -54,6 +54,8 @@ class TrainStepPipeline:
         self._decay_betas = (0.0, 0.0)
         #: Gradient of the last step's per-view parameters, see _v_params_size().
         self.v_params = torch.zeros(0, dtype=backend.dtype, device=backend.device)
+        #: Mean L1 and SSIM of the last step, where the backend defers them.
+        self.l1_ssim = torch.zeros(2, dtype=torch.float64, device=backend.device)
         #: The depth term of the last step's loss, where there is one.
         self.depth_term = torch.zeros((), dtype=torch.float64, device=backend.device)
         self._stream: torch.cuda.Stream | None = None
@@ -66,11 +68,11 @@ class TrainStepPipeline:
         inputs: StepInputs,
         *,
         capacity: int | None = None,
-        l1_ssim: Tensor | None = None,
         gradients: Gaussians | None = None,
     ) -> abi.Loss:
-        """Do one step, Adam's ``step``-th. Return the native loss job. capacity, l1_ssim: see rasterize_with_loss().
+        """Do one step, Adam's ``step``-th, and return the native loss job, see step_loss().
 
+        capacity: see RasterContext.bin().
         gradients: filled with those of the loss; then no parameter changes, and the caller applies the regularisation.
         """
         self.follow_stream()
@@ -78,7 +80,7 @@ class TrainStepPipeline:
         view = self.view(gaussians, inputs.camera, inputs)
         update = self._adam_update(adam, step, inputs) if gradients is None else None
         arrays = context.project(view, gaussians, update)
-        loss = self.rasterize_with_loss(view, arrays, inputs, capacity=capacity, l1_ssim=l1_ssim)
+        loss = self.rasterize_with_loss(view, arrays, inputs, capacity=capacity)
         context.project_vjp(
             view,
             arrays,
@@ -111,11 +113,10 @@ class TrainStepPipeline:
         inputs: StepInputs,
         *,
         capacity: int | None = None,
-        l1_ssim: Tensor | None = None,
     ) -> abi.Loss:
         """Bin and blend the projected view, compute its loss, and leave its per-intersection gradients in the context.
 
-        capacity: see RasterContext.bin(). l1_ssim: see loss().
+        capacity: see RasterContext.bin().
         """
         context, camera, depth_target = self.context, inputs.camera, inputs.depth
         context.bin(view, arrays, capacity=capacity)
@@ -130,7 +131,7 @@ class TrainStepPipeline:
         if mask is not None:
             # Black in both images, and without a gradient: the loss does not depend on these pixels.
             recoloured.masked_fill_(mask, 0.0)
-        loss = self.loss(recoloured, inputs.target, v_image, inputs.ssim_lambda, l1_ssim)
+        loss = self.loss(recoloured, inputs.target, v_image, inputs.ssim_lambda)
         if mask is not None:
             v_image.masked_fill_(mask, 0.0)
         if colours is not None:
@@ -150,13 +151,11 @@ class TrainStepPipeline:
         context.blend_vjp(view, inputs.background, out, v_out)
         return loss
 
-    def loss(
-        self, image: Tensor, target: Tensor, v_image: Tensor | None, ssim_lambda: float, l1_ssim: Tensor | None = None
-    ) -> abi.Loss:
+    def loss(self, image: Tensor, target: Tensor, v_image: Tensor | None, ssim_lambda: float) -> abi.Loss:
         """Compute mean L1 and SSIM of image [H, W, 3] against target, uint8 or of the image's dtype.
 
         v_image: [H, W, 3], filled with the gradient of the loss, or None.
-        l1_ssim: [2] float64, filled by a deferred backend; others return both in the job.
+        A deferred backend fills ``l1_ssim``; others return both in the job.
         """
         height, width, _ = image.shape
         is_u8 = target.dtype == torch.uint8
@@ -172,13 +171,18 @@ class TrainStepPipeline:
             target=pointer(target, height, width, 3, dtype=torch.uint8 if is_u8 else None),
             v_image=None if v_image is None else pointer(v_image, height, width, 3),
         )
-        if l1_ssim is not None:
-            job.means = pointer(l1_ssim, 2, dtype=torch.float64)
+        if self.backend.deferred:
+            job.means = pointer(self.l1_ssim, 2, dtype=torch.float64)
             job.counters = self.context.native.counters
         size = self.backend.call("loss_bytes", job)
         job.workspace = address(self.arena.take("loss", size, torch.uint8))
         self.backend.call("loss", job)
         return job
+
+    def step_loss(self, job: abi.Loss, inputs: StepInputs) -> float:
+        """Return the loss of the last step, whose native job is ``job``; waits for a deferred backend."""
+        l1, ssim = self.l1_ssim.tolist() if self.backend.deferred else (job.l1, job.ssim)
+        return total_loss(inputs.ssim_lambda, l1, ssim) + (0.0 if inputs.depth is None else float(self.depth_term))
 
     def apply(self, gaussians: Gaussians, gradients: Gaussians, adam: AdamState, inputs: StepInputs) -> None:
         """Apply Adam's next step in place on parameters and moments; the caller advances adam.step."""
@@ -214,7 +218,8 @@ class TrainStepPipeline:
         if before is None or before == stream:
             return
         stream.wait_stream(before)
-        for tensor in [*self.context.tensors(), *self.arena.buffers(), self.v_params, self.depth_term, *more]:
+        own = (self.v_params, self.l1_ssim, self.depth_term)
+        for tensor in [*self.context.tensors(), *self.arena.buffers(), *own, *more]:
             tensor.record_stream(stream)
 
     def _adam_update(self, adam: AdamState, step: int, inputs: StepInputs) -> abi.Adam:
@@ -280,8 +285,7 @@ class NativeEngine(SyncEngine):
         adam.step += 1
         self.isects = self.context.native.max_isects
         apply_view_grads(inputs.view_params, self._pipeline.v_params)
-        depth = 0.0 if inputs.depth is None else float(self._pipeline.depth_term)
-        return total_loss(inputs.ssim_lambda, job.l1, job.ssim) + depth
+        return self._pipeline.step_loss(job, inputs)
 
     def loss(self, image: Tensor, target: Tensor, v_image: Tensor | None, ssim_lambda: float) -> float:
         """Return (1 - lambda) L1 + lambda (1 - SSIM) of image [H, W, 3] against target, uint8 or of the image's dtype.
@@ -339,7 +343,7 @@ class AsyncEngine:
         self._host_v_params = [torch.zeros(0, dtype=backend.dtype, pin_memory=pinned)] * slots
         #: Counters, then l1 and ssim as float64: one copy takes them to the host.
         self._results = torch.zeros(abi.COUNTERS + 2, dtype=torch.int64, device=backend.device)
-        self._l1_ssim = self._results.narrow(0, abi.COUNTERS, 2).view(torch.float64)
+        self._pipeline.l1_ssim = self._results.narrow(0, abi.COUNTERS, 2).view(torch.float64)
         self.context.set_counters(self._results.narrow(0, 0, abi.COUNTERS))
         self._submitted = 0
         self.isects = 0
@@ -399,9 +403,7 @@ class AsyncEngine:
         pipeline = self._pipeline
         pipeline.follow_stream(self._results)
         capacity = self._capacity or None
-        pipeline.run(
-            pending.gaussians, pending.adam, pending.step, pending.inputs, capacity=capacity, l1_ssim=self._l1_ssim
-        )
+        pipeline.run(pending.gaussians, pending.adam, pending.step, pending.inputs, capacity=capacity)
         if capacity is None:
             self._capacity = round_capacity(self.context.native.max_isects)
         arrival = pending.arrival

@@ -88,7 +88,7 @@ RUNS: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
     # Steps on several views are done on return: each view's counts, losses and gradients are read.
     "batches": (
         ("--batch-size", "2", "--exposure", "--depth-loss"),
-        {"max_isects": 2 * STEPS, "_gradients": 4 * STEPS, "_all_gather": 2 * STEPS, "_lagging": STEPS},
+        {"max_isects": 2 * STEPS, "step_loss": 4 * STEPS, "_all_gather": 2 * STEPS, "_lagging": STEPS},
     ),
 }
 #: Once for each process: the first view's tile intersections are counted, and a table is copied.

@@ -172,9 +172,10 @@ def test_loss(backend: Backend, width: int, height: int, as_bytes: bool) -> None
     for ssim_lambda in (0.0, 0.2, 1.0):
         v_want, v_got = torch.empty_like(image), torch.full_like(image, math.nan, device=DEVICE)
         cpu = NativeEngine(float32("portable"))._pipeline.loss(image, target, v_want, ssim_lambda)
-        l1_ssim = torch.full((2,), math.nan, dtype=torch.float64, device=DEVICE)
-        TrainStepPipeline(backend, None).loss(image.to(DEVICE), target.to(DEVICE), v_got, ssim_lambda, l1_ssim)
-        assert_close(l1_ssim.tolist(), [cpu.l1, cpu.ssim], rtol=0, atol=2e-6)
+        pipeline = TrainStepPipeline(backend, None)
+        pipeline.l1_ssim.fill_(math.nan)
+        pipeline.loss(image.to(DEVICE), target.to(DEVICE), v_got, ssim_lambda)
+        assert_close(pipeline.l1_ssim.tolist(), [cpu.l1, cpu.ssim], rtol=0, atol=2e-6)
         # As in test_native_loss: where an image is flat, terms of the size 1 / C2 cancel.
         rounding = 1e-5 * float(v_want.abs().max()) + 5e-4 * ssim_lambda / image.numel()
         assert_close(v_got.cpu(), v_want, rtol=0, atol=rounding)
@@ -305,14 +306,13 @@ def test_tensor_float_changes_no_bit(backend: Backend) -> None:
 WARM = 6
 
 
-def warm_pipeline(backend: Backend, run: Run) -> tuple[TrainStepPipeline, Tensor]:
-    """A pipeline that has seen the views, so that nothing is left to allocate or to load, and room for l1 and ssim."""
+def warm_pipeline(backend: Backend, run: Run) -> TrainStepPipeline:
+    """A pipeline that has seen the views, so that nothing is left to allocate or to load."""
     pipeline = TrainStepPipeline(backend, None)
-    l1_ssim = torch.zeros(2, dtype=torch.float64, device=backend.device)
     for k in range(WARM):
-        pipeline.run(run.gaussians, run.adam, 1 + k, run.inputs(k), capacity=1 << 16, l1_ssim=l1_ssim)
+        pipeline.run(run.gaussians, run.adam, 1 + k, run.inputs(k), capacity=1 << 16)
     synchronize()
-    return pipeline, l1_ssim
+    return pipeline
 
 
 @contextmanager
@@ -371,35 +371,35 @@ def test_poses_and_exposures_are_learnt_without_waiting_and_once_a_step() -> Non
 
 def test_a_step_is_enqueued_while_the_gpu_is_busy(backend: Backend) -> None:
     run = Run(DEVICE)
-    pipeline, l1_ssim = warm_pipeline(backend, run)
+    pipeline = warm_pipeline(backend, run)
     done = torch.cuda.Event()
     torch.cuda._sleep(2_000_000_000)  # about a second
     started = time.perf_counter()
-    pipeline.run(run.gaussians, run.adam, WARM + 1, run.inputs(3), capacity=1 << 16, l1_ssim=l1_ssim)
+    pipeline.run(run.gaussians, run.adam, WARM + 1, run.inputs(3), capacity=1 << 16)
     done.record()
     assert not done.query(), "the step has waited for what was before it"
     assert time.perf_counter() - started < 0.5
     synchronize()
-    assert torch.isfinite(l1_ssim).all()
+    assert torch.isfinite(pipeline.l1_ssim).all()
 
 
 def test_a_step_can_be_captured_in_a_graph(backend: Backend) -> None:
     run = Run(DEVICE)
-    pipeline, l1_ssim = warm_pipeline(backend, run)
+    pipeline = warm_pipeline(backend, run)
     saved = run.save()
     plain = []
     for _ in range(2):
-        pipeline.run(run.gaussians, run.adam, 9, run.inputs(4), capacity=1 << 16, l1_ssim=l1_ssim)
-        plain.append((run.bits(), l1_ssim.tolist()))
+        pipeline.run(run.gaussians, run.adam, 9, run.inputs(4), capacity=1 << 16)
+        plain.append((run.bits(), pipeline.l1_ssim.tolist()))
     run.restore(saved)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        pipeline.run(run.gaussians, run.adam, 9, run.inputs(4), capacity=1 << 16, l1_ssim=l1_ssim)
+        pipeline.run(run.gaussians, run.adam, 9, run.inputs(4), capacity=1 << 16)
     synchronize()
     assert run.bits() == {name: tensor.cpu().numpy().tobytes() for name, tensor in saved.items()}, "only recorded"
     for expected in plain:
         graph.replay()
-        assert (run.bits(), l1_ssim.tolist()) == expected
+        assert (run.bits(), pipeline.l1_ssim.tolist()) == expected
 
 
 def test_steps_run_on_the_current_stream(backend: Backend) -> None:
@@ -445,10 +445,10 @@ def test_another_device_than_the_current_one(backend: Backend) -> None:
 
 def test_steps_allocate_nothing_once_warm(backend: Backend) -> None:
     run = Run(DEVICE)
-    pipeline, l1_ssim = warm_pipeline(backend, run)
+    pipeline = warm_pipeline(backend, run)
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     for k in range(6):
-        pipeline.run(run.gaussians, run.adam, WARM + 1 + k, run.inputs(k), capacity=1 << 16, l1_ssim=l1_ssim)
+        pipeline.run(run.gaussians, run.adam, WARM + 1 + k, run.inputs(k), capacity=1 << 16)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 

@@ -168,9 +168,9 @@ def test_every_tensor_of_a_step_on_the_second_gpu_is_on_the_second_gpu() -> None
         given = run.inputs(camera, 1)
         inputs = StepInputs(camera, given.target.to(device), LRS, 2, given.background.to(device), 0.2, False, run.stats)
         engine = AsyncEngine(backend, budget=FixedBudget(1 << 40), capacity=1000)
-        engine._pipeline.run(run.gaussians, run.adam, 1, inputs, capacity=1000, l1_ssim=engine._l1_ssim)
+        engine._pipeline.run(run.gaussians, run.adam, 1, inputs, capacity=1000)
         arenas = [*engine.context.arena._buffers.values(), *engine._pipeline.arena._buffers.values()]
-        made = {tensor.device for tensor in [*arenas, engine.context.counters, engine._l1_ssim]}  # type: ignore[union-attr]
+        made = {tensor.device for tensor in [*arenas, engine.context.counters, engine._pipeline.l1_ssim]}  # type: ignore[union-attr]
         assert len(arenas) > 10
     assert mode is not None
     assert made == {device}

@@ -111,7 +111,7 @@ class Training:
         camera = random_camera(2, 37, 29)
         target, background = torch.zeros(29, 37, 3, device=DEVICE), torch.zeros(3, device=DEVICE)
         inputs = StepInputs(camera, target, dict.fromkeys(GROUPS, 1e-3), 2, background, 0.2, False, None)
-        self.engine._pipeline.run(self.gaussians, self.adam, 1, inputs, capacity=1000, l1_ssim=self.engine._l1_ssim)
+        self.engine._pipeline.run(self.gaussians, self.adam, 1, inputs, capacity=1000)
 
     def buffers(self) -> set[int]:
         stages = self.engine._pipeline
