@@ -126,16 +126,16 @@ def start_training(
     named = Path(run.config.data.scene)
     place = run.output or default_folder(named)
     check_name(place)
-    earlier = Path()
+    earlier = None
     if not run.overwrite:
-        earlier = _on_rank0(group, "inspecting the run folder", lambda: _earlier_run(place, run.request, out) or Path())
-    if run.dry and earlier != Path():
+        earlier = _on_rank0(group, "inspecting the run folder", lambda: _earlier_run(place, run.request, out))
+    if run.dry and earlier is not None:
         show_earlier(earlier, out)
         return 0
     if run.dry and lacks_cameras(named, run.config.data):
         show_sfm(named, place, out)
         return 0
-    if earlier != Path():
+    if earlier is not None:
         out.note(f"continuing the run from {earlier}")
         return resume_training(
             earlier,
@@ -205,6 +205,7 @@ def _read_start(run: NewRun, *, place: Path, device: str, group: ProcessGroup | 
         "finding cameras",
         lambda: scene_with_cameras(named, config.data, run=place, overwrite=run.overwrite, device=device, out=out),
     )
+    assert folder is not None
     found: dict[str, Any] = {"data.scene": str(folder)}
     if folder != named:
         if config.data.masks not in (None, NONE, ALPHA):
@@ -296,8 +297,8 @@ def resume_training(
                 f"the run is finished at step {checkpoint.step}; for more steps: splat resume {name} --iterations N"
             )
             if config == checkpoint.config and overrides == ResumeOverrides() and live is None:
-                scored = _on_rank0(group, "inspecting the run folder", lambda: path if _last_score(path) else Path())
-                if scored == path:
+                scored = _on_rank0(group, "inspecting the run folder", lambda: path if _last_score(path) else None)
+                if scored is not None:
                     out.result({**_last_score(path), "rollbacks": 0}, [path])
                     return 0
         root = scene_folder(checkpoint, overrides.data)
@@ -434,13 +435,14 @@ def _equal(key: str, before: object, now: object) -> bool:
     return before == now
 
 
-def _on_rank0(group: ProcessGroup | None, doing: str, make: Callable[[], Path]) -> Path:
+def _on_rank0(group: ProcessGroup | None, doing: str, make: Callable[[], Path | None]) -> Path | None:
     """Return the path that ``make`` gives; of several processes the first makes it, and the others wait."""
     if group is None:
         return make()
     with group.rank0_section(doing):
-        path = make() if group.rank == 0 else Path()
-    return Path(group.broadcast(str(path)))
+        path = make() if group.rank == 0 else None
+    found = group.broadcast("" if path is None else str(path))
+    return Path(found) if found else None
 
 
 def _scene_without_tracks(run: NewRun, config: Config) -> tuple[Scene, NoTracksError | None]:
@@ -482,12 +484,11 @@ def _points_for(
         )
         return None
 
-    def make() -> Path:
-        found = scene_with_points(scene, config.data, run=place, overwrite=run.overwrite, device=device, out=out)
-        return found or Path()
-
-    found = _on_rank0(group, "triangulating points", make)
-    return None if found == Path() else found
+    return _on_rank0(
+        group,
+        "triangulating points",
+        lambda: scene_with_points(scene, config.data, run=place, overwrite=run.overwrite, device=device, out=out),
+    )
 
 
 def _open_run_dir(group: ProcessGroup | None, make: Callable[[], RunDir]) -> RunDir:
