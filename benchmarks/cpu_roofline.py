@@ -125,7 +125,7 @@ class Counts:
     """What a step on a view has to do."""
 
     gaussians: int
-    sh_rest: int  # SH coefficients beside the constant one, numbers
+    shN_numbers: int  # of a Gaussian
     visible: int
     boxes: int  # tiles of the boxes of visible Gaussians
     isects: int
@@ -136,12 +136,12 @@ class Counts:
     def work(self) -> dict[str, tuple[float, float]]:
         """Return (operations, bytes) of each call."""
         n, v, i, numbers = self.gaussians, self.visible, self.isects, 3 * self.pixels
-        rest = self.sh_rest
+        shN = self.shN_numbers
         exp2, alpha = 13, 10
         dense = 14  # numbers of a Gaussian beside shN
         return {
             # Geometry 300, direction and basis 80, two for a coefficient; what is not seen costs the bound.
-            "project": (50 * (n - v) + v * (380 + 2 * rest), 24 * n + v * (32 + 4 * rest + 72)),
+            "project": (50 * (n - v) + v * (380 + 2 * shN), 24 * n + v * (32 + 4 * shN + 72)),
             # The least q over sixteen blocks for each tile of a box; keys, three passes of the sort, lists.
             "bin": (self.boxes * 16 * 20, v * (64 + 8 + 3 * 16) + 34 * i),
             "blend": (self.touched * (alpha + exp2 + 8), 70 * i + 16 * self.pixels),
@@ -150,8 +150,8 @@ class Counts:
             "blend_vjp": (self.touched * (alpha + exp2 + 32), 138 * i + 32 * self.pixels),
             # The sum of gradients, geometry and colours with their adjoints, Adam with 14 a number.
             "project_vjp": (
-                10 * i + v * (300 + 700 + (6 + 14) * rest) + 14 * dense * n,
-                64 * i + v * (72 + 24 * rest) + 24 * dense * n,
+                10 * i + v * (300 + 700 + (6 + 14) * shN) + 14 * dense * n,
+                64 * i + v * (72 + 24 * shN) + 24 * dense * n,
             ),
         }
 
