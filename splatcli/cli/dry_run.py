@@ -56,9 +56,9 @@ def show_training(
 
     check_trainable(config, scene)
     gaussians, notes = first_gaussians(config, scene, given)
-    store = storage_for(config.memory.offload, device, _existing(place))
+    storage = storage_for(config.memory.offload, device, _existing(place))
     shards = (run.ranks or 1) if sharded else 1
-    final, more = planned_config(config, scene, gaussians, device, shards=shards, store=store)
+    final, more = planned_config(config, scene, gaussians, device, shards=shards, storage=storage)
     notes = [*scene.notes, *notes, *more]
     steps, cap, batch = final.train.iterations, final.max_gaussians(), final.train.batch_size
     seconds = run.limit

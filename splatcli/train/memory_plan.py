@@ -90,7 +90,7 @@ class MemoryPlan:
     held: bytes of everything else; on the CPU of the process itself. images: bytes that training images may take.
     work: the largest image, and the intersections of the fullest view, for the present Gaussians. camera: of that view.
     densifies: whether the count can still grow. limit: bytes that the run may take in all. batched: whether gradients
-    of several views are summed. store: of shN. score_pixel: bytes of a pixel while a view is scored.
+    of several views are summed. storage: of shN. score_pixel: bytes of a pixel while a view is scored.
     """
 
     backend: Backend
@@ -101,7 +101,7 @@ class MemoryPlan:
     densifies: bool
     limit: int
     batched: bool = False
-    store: TensorStorage = DEVICE_STORAGE
+    storage: TensorStorage = DEVICE_STORAGE
     score_pixel: int = _SCORE_PIXEL
 
     def min_bytes(self) -> int:
@@ -128,7 +128,7 @@ class MemoryPlan:
 
     def offloaded_bytes(self, count: int) -> int:
         """Return the bytes that are offloaded at the worst moment with ``count`` Gaussians."""
-        one = self.store.nbytes(shN_bytes(count, self.work.sh_degree))
+        one = self.storage.nbytes(shN_bytes(count, self.work.sh_degree))
         # Coefficients and two moments; twice that while rows are replaced, or the coefficients while a view is scored.
         return (6 if self.densifies else 4) * one
 
@@ -243,12 +243,12 @@ def plan_memory(
     *,
     own: int,
     shards: int = 1,
-    store: TensorStorage = DEVICE_STORAGE,
+    storage: TensorStorage = DEVICE_STORAGE,
 ) -> tuple[int | None, list[str]]:
     """Return the cap that the memory allows a run that starts with ``gaussians``, and sentences for the user.
 
     own: bytes of this state that the process holds already. shards: into which the Gaussians are divided among
-    processes. store: of shN. The cap is ``config.memory.cap`` where that is set, and None without a budget. Raises
+    processes. storage: of shN. The cap is ``config.memory.cap`` where that is set, and None without a budget. Raises
     ResourceError, before any large allocation, when the state and a step on it cannot fit.
     """
     budget = config.memory.budget
@@ -256,7 +256,7 @@ def plan_memory(
         backend = backend_for(device)
     except NoCompilerError:
         return config.memory.cap, []  # plain torch is far too slow for runs that fill a memory
-    held = max(0, held_memory(device, offloads=store.offloads) - own)
+    held = max(0, held_memory(device, offloads=storage.offloads) - own)
     if budget is None:
         limit = held + own + int(SHARE * free_memory(device))
     else:
@@ -279,13 +279,13 @@ def plan_memory(
             depths=config.depth_lambda > 0.0,
             alpha=(config.train.alpha_lambda > 0.0 and config.train.background == "black")
             or (config.train.mask_lambda > 0.0 and scene.images.masked),
-            offloads=store.offloads,
+            offloads=storage.offloads,
         ),
         camera=camera,
         densifies=config.schedule.refine_start < min(config.schedule.refine_stop, config.train.iterations),
         limit=limit,
         batched=config.train.batch_size > 1,
-        store=store,
+        storage=storage,
         score_pixel=_TORCH_SSIM_PIXEL if backend.deferred and scene.images.masked else _SCORE_PIXEL,
     )
     if plan.is_absurd():
@@ -329,26 +329,26 @@ def _memory_notes(config: Config, plan: MemoryPlan) -> list[str]:
 
 def _offload_notes(config: Config, plan: MemoryPlan) -> list[str]:
     """Return sentences about offloaded tensors. Raises ResourceError where there is no room for them."""
-    store, count, degree = plan.store, plan.work.gaussians, plan.work.sh_degree
-    if not store.offloads:
+    storage, count, degree = plan.storage, plan.work.gaussians, plan.work.sh_degree
+    if not storage.offloads:
         return []
     if degree == 0:
         return ["nothing is offloaded: at SH degree 0 there are no coefficients but the constant one"]
-    now, free = 3 * store.nbytes(shN_bytes(count, degree)), store.free()
+    now, free = 3 * storage.nbytes(shN_bytes(count, degree)), storage.free()
     if now > free:
         raise ResourceError(
-            f"the SH coefficients of {count:,} Gaussians and their moments take {gib(now)} {store.place()}; "
+            f"the SH coefficients of {count:,} Gaussians and their moments take {gib(now)} {storage.place()}; "
             f"{gib(free)} are free there",
             remedy=f"free some space there, --sh-degree {degree - 1}, or --cap-max {plan.max_offloaded(free)}",
         )
-    text = f"offloaded {store.place()}: {gib(now)} now"
+    text = f"offloaded {storage.place()}: {gib(now)} now"
     cap = config.max_gaussians() if plan.densifies else None
     peak = plan.offloaded_bytes(max(count, cap or 0))
     text += f", {gib(peak)} at most" if cap is not None or not plan.densifies else ""
     notes = [f"{text}; {gib(free)} are free there"]
     if peak > free:
         notes.append(f"that suffices for about {plan.max_offloaded(free):,} Gaussians; --cap-max takes a number")
-    return notes + store.notes()
+    return notes + storage.notes()
 
 
 def _largest(fits: Callable[[int], bool]) -> int:

@@ -99,7 +99,7 @@ class RollbackPlan:
     #: The name of the caller's loss, see TrainState.
     loss: str | None
     device: torch.device
-    store: TensorStorage
+    storage: TensorStorage
     #: (rank, size) where each process holds a shard.
     place: tuple[int, int] | None
 
@@ -139,7 +139,7 @@ class Recovery:
             dataset=state.dataset,
             loss=state.loss,
             device=state.gaussians.device,
-            store=state.adam.storage,
+            storage=state.adam.storage,
             place=None if state.shard is None else (state.shard.rank, state.shard.size),
         )
 
@@ -153,7 +153,7 @@ class Recovery:
         before = len(checkpoint.gaussians)
         try:
             kept = None if cap is None or cap >= before else most_opaque_rows(checkpoint.gaussians, cap)
-            state = shard_of(checkpoint, plan.place, plan.device, kept, plan.store)
+            state = shard_of(checkpoint, plan.place, plan.device, kept, plan.storage)
             apply_config(state, plan.config)  # includes changes since this checkpoint was written
         except (RuntimeError, MemoryError) as error:  # a GPU that has failed, or is full for good
             raise ResourceError(

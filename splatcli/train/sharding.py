@@ -36,18 +36,18 @@ def shard_of(
     place: tuple[int, int] | None,
     device: str | torch.device,
     kept: Tensor | None = None,
-    store: TensorStorage = DEVICE_STORAGE,
+    storage: TensorStorage = DEVICE_STORAGE,
 ) -> TrainState:
     """Return the state that was saved, or the shard of process ``place`` = (rank, size); raises as from_checkpoint().
 
-    kept: the rows that are left; None: all. store: where shN goes.
+    kept: the rows that are left; None: all. storage: where shN goes.
     """
     if place is None:
-        return _all_of(checkpoint, device, kept, store)
+        return _all_of(checkpoint, device, kept, storage)
     check_resumable(checkpoint)
     shard = Shard(*place, len(checkpoint.gaussians) if kept is None else len(kept))
     rows: slice | Tensor = shard.rows if kept is None else kept[shard.rows]
-    state = TrainState.from_checkpoint(checkpoint.select_rows(rows), device, store)
+    state = TrainState.from_checkpoint(checkpoint.select_rows(rows), device, storage)
     state.shard = shard
     state.adam.log_size = log_size_of(checkpoint)  # of all rows, where none is stored
     state.origin = digest_of(_columns_of(checkpoint))
@@ -55,9 +55,9 @@ def shard_of(
 
 
 def _all_of(
-    checkpoint: Checkpoint, device: str | torch.device, kept: Tensor | None, store: TensorStorage
+    checkpoint: Checkpoint, device: str | torch.device, kept: Tensor | None, storage: TensorStorage
 ) -> TrainState:
-    state = TrainState.from_checkpoint(checkpoint, device, store)
+    state = TrainState.from_checkpoint(checkpoint, device, storage)
     if kept is not None:
         source = kept.to(device)
         refinement = Refinement(source, torch.zeros_like(source, dtype=torch.bool), clear_stats=False)

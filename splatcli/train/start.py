@@ -66,10 +66,10 @@ def new_state(
     Raises SceneError where there is no view or no scale, ResourceError where the memory cannot suffice.
     """
     check_trainable(config, scene)
-    seed, store = config.train.seed, storage_for(config.memory.offload, device, folder)
+    seed, storage = config.train.seed, storage_for(config.memory.offload, device, folder)
     gaussians, notes = initial or first_gaussians(config, scene, init_model)
     shards = 1 if place is None else place[1]
-    config, more = planned_config(config, scene, gaussians, device, planned=planned, shards=shards, store=store)
+    config, more = planned_config(config, scene, gaussians, device, planned=planned, shards=shards, storage=storage)
     notes = notes + more
     shard = None if place is None else Shard(*place, len(gaussians))
     optim, log_size = config.optim, sum_of_log_sizes(gaussians.log_scales) / max(1, len(gaussians))
@@ -82,13 +82,13 @@ def new_state(
         origin = digest_of(column for _, column in gaussians.items())
         gaussians = gaussians.map(lambda column: column[shard.rows].clone())
         sizes = None if sizes is None else sizes[shard.rows].clone()
-    gaussians = _to_device(gaussians, device, store)
+    gaussians = _to_device(gaussians, device, storage)
     state = TrainState(
         config=config,
         step=0,
         gaussians=gaussians,
         adam=AdamState.zeros_like(
-            gaussians, optim.beta1, optim.beta2, optim.eps, store, optim.means_size_power or 0.0, log_size
+            gaussians, optim.beta1, optim.beta2, optim.eps, storage, optim.means_size_power or 0.0, log_size
         ),
         stats=DensifyStats.zeros(len(gaussians), gaussians.device),
         sampler=ViewSampler(len(scene.train), seed),
@@ -142,11 +142,11 @@ def planned_config(
     *,
     planned: bool = True,
     shards: int = 1,
-    store: TensorStorage = DEVICE_STORAGE,
+    storage: TensorStorage = DEVICE_STORAGE,
 ) -> tuple[Config, list[str]]:
     """Return the settings of a new run with the caps of its scene and of the memory, and notes for the user.
 
-    gaussians: the first ones, on the CPU. planned, store: as for new_state(). shards: of the Gaussians, in processes.
+    gaussians: the first ones, on the CPU. planned, storage: as for new_state(). shards: of the Gaussians, in processes.
     Raises ResourceError where the memory cannot suffice.
     """
     config = resolve(_with_depth_type(config, scene), sh_degree_start=_used_sh_degree(gaussians))
@@ -156,7 +156,7 @@ def planned_config(
     if not planned:
         return config, notes
     own = gaussian_bytes(gaussians) if torch.device(device).type == "cpu" else 0
-    cap, more = plan_memory(config, scene, gaussians, torch.device(device), own=own, shards=shards, store=store)
+    cap, more = plan_memory(config, scene, gaussians, torch.device(device), own=own, shards=shards, storage=storage)
     return resolve(config, memory_cap=cap), [*notes, *more]
 
 
@@ -210,12 +210,12 @@ def resumed_state(
     cap = config.max_gaussians()
     if cap is not None and len(checkpoint.gaussians) > cap:
         notes.append(f"the run has {len(checkpoint.gaussians):,} Gaussians, more than the cap of {cap:,}: it adds none")
-    store = storage_for(config.memory.offload, device, folder)
+    storage = storage_for(config.memory.offload, device, folder)
     if planned:
         shards = 1 if place is None else place[1]
-        config, more = _plan_resumed(checkpoint, scene, torch.device(device), config, shards, store)
+        config, more = _plan_resumed(checkpoint, scene, torch.device(device), config, shards, storage)
         notes += more
-    state = shard_of(checkpoint, place, device, store=store)
+    state = shard_of(checkpoint, place, device, storage=storage)
     if lengthened:
         check_iterations(config, state.step)
     apply_config(state, config)
@@ -243,21 +243,21 @@ def gaussian_bytes(gaussians: Gaussians) -> int:
     return sum(tensor.nbytes for _, tensor in gaussians.items())
 
 
-def _to_device(gaussians: Gaussians, device: str, store: TensorStorage) -> Gaussians:
-    """Return ``gaussians`` on the run's device and in its store; tensors that are there already are shared."""
-    if not store.offloads:
+def _to_device(gaussians: Gaussians, device: str, storage: TensorStorage) -> Gaussians:
+    """Return ``gaussians`` on the run's device and in its storage; tensors that are there already are shared."""
+    if not storage.offloads:
         return gaussians.to(device)
-    return gaussians.map(lambda tensor: tensor.to(device), shN=lambda tensor: store.copy(tensor, device))
+    return gaussians.map(lambda tensor: tensor.to(device), shN=lambda tensor: storage.copy(tensor, device))
 
 
 def _plan_resumed(
-    checkpoint: Checkpoint, scene: Scene, device: torch.device, config: Config, shards: int, store: TensorStorage
+    checkpoint: Checkpoint, scene: Scene, device: torch.device, config: Config, shards: int, storage: TensorStorage
 ) -> tuple[Config, list[str]]:
     """Return the settings of a resumed run and notes: it keeps the memory cap, unless it is given another budget."""
     if config.memory.budget != checkpoint.config.memory.budget and config.memory.cap == checkpoint.config.memory.cap:
         config = with_settings(config, {"memory.cap": None})
     # A run that offloads maps its checkpoint, and so do processes with shards: it does not count as memory.
-    mapped = store.offloads or shards > 1
+    mapped = storage.offloads or shards > 1
     own = 3 * gaussian_bytes(checkpoint.gaussians) if device.type == "cpu" and not mapped else 0
-    cap, notes = plan_memory(config, scene, checkpoint.gaussians, device, own=own, shards=shards, store=store)
+    cap, notes = plan_memory(config, scene, checkpoint.gaussians, device, own=own, shards=shards, storage=storage)
     return resolve(config, memory_cap=cap), notes

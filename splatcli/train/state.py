@@ -164,22 +164,22 @@ class TrainState:
 
     @classmethod
     def from_checkpoint(
-        cls, checkpoint: Checkpoint, device: str | torch.device = "cpu", store: TensorStorage = DEVICE_STORAGE
+        cls, checkpoint: Checkpoint, device: str | torch.device = "cpu", storage: TensorStorage = DEVICE_STORAGE
     ) -> TrainState:
-        """Return the saved state on ``device``, its shN in ``store``; it shares no tensor with ``checkpoint``.
+        """Return the saved state on ``device``, its shN in ``storage``; it shares no tensor with ``checkpoint``.
 
         Raises ModelFileError, listing what is missing, when the checkpoint holds no state of a training run.
         """
         check_resumable(checkpoint)
         assert checkpoint.moments is not None
         seed = checkpoint.config.train.seed
-        gaussians, stored = _copy(checkpoint.gaussians, device, store), _adam(checkpoint)
+        gaussians, stored = _copy(checkpoint.gaussians, device, storage), _adam(checkpoint)
         adam = replace(
             stored,
-            exp_avg=_copy(stored.exp_avg, device, store),
-            exp_avg_sq=_copy(stored.exp_avg_sq, device, store),
+            exp_avg=_copy(stored.exp_avg, device, storage),
+            exp_avg_sq=_copy(stored.exp_avg_sq, device, storage),
             sh_last_step=stored.sh_last_step.to(device, copy=True),
-            storage=store,
+            storage=storage,
             log_size=log_size_of(checkpoint),
         )
         columns = {name: column.to(device, copy=True) for name, column in checkpoint.columns().items()}
@@ -294,8 +294,8 @@ def _to_render(
     return gaussians if sizes is None else apply_filter_3d(gaussians, sizes)
 
 
-def _copy(gaussians: Gaussians, device: str | torch.device, store: TensorStorage) -> Gaussians:
-    return gaussians.map(lambda t: DEVICE_STORAGE.copy(t, device), shN=lambda t: store.copy(t, device))
+def _copy(gaussians: Gaussians, device: str | torch.device, storage: TensorStorage) -> Gaussians:
+    return gaussians.map(lambda t: DEVICE_STORAGE.copy(t, device), shN=lambda t: storage.copy(t, device))
 
 
 def _tensor(checkpoint: Checkpoint, name: str) -> Tensor:

@@ -237,15 +237,15 @@ def test_a_gaussian_s_state_is_split_between_here_and_there() -> None:
         assert parameter_bytes(degree) == 56 + shN_bytes(1, degree)
 
 
-def memory_plan_of(store: TensorStorage, *, densifies: bool = True) -> MemoryPlan:
+def memory_plan_of(storage: TensorStorage, *, densifies: bool = True) -> MemoryPlan:
     (camera,) = ring_cameras(1, 160)
-    work = Workload(1_000_000, 3, 160, 160, IsectCount(400_000, 500_000, 200_000), offloads=store.offloads)
-    return MemoryPlan(float32(), 500 << 20, 100 << 20, work, camera, densifies, 4 << 30, store=store)
+    work = Workload(1_000_000, 3, 160, 160, IsectCount(400_000, 500_000, 200_000), offloads=storage.offloads)
+    return MemoryPlan(float32(), 500 << 20, 100 << 20, work, camera, densifies, 4 << 30, storage=storage)
 
 
 @NEEDS_COMPILER
 def test_what_is_offloaded_is_not_counted_here_and_all_of_it_there(tmp_path: Path) -> None:
-    plain, mapped, pinned = (memory_plan_of(store) for store in (DEVICE_STORAGE, MemoryMapped(tmp_path), Pinned()))
+    plain, mapped, pinned = (memory_plan_of(storage) for storage in (DEVICE_STORAGE, MemoryMapped(tmp_path), Pinned()))
     count = 1_000_000
     assert plain.start_bytes() - mapped.start_bytes() == plain.min_bytes() - mapped.min_bytes() == 540 * count
     # While rows are replaced, both of them; beside it some pieces.
@@ -259,10 +259,10 @@ def test_what_is_offloaded_is_not_counted_here_and_all_of_it_there(tmp_path: Pat
     assert step_memory(float32(), mapped.work).state == 180 * count
 
 
-def planned(store: TensorStorage, **sections: dict[str, object]) -> list[str]:
+def planned(storage: TensorStorage, **sections: dict[str, object]) -> list[str]:
     config = short_config(memory={"offload": True}, **{"model": {"sh_degree": 3}, **sections})
     gaussians = random_gaussians(5000, degree=config.model.sh_degree)
-    return plan_memory(config, made_scene(size=64), gaussians, torch.device("cpu"), own=0, store=store)[1]
+    return plan_memory(config, made_scene(size=64), gaussians, torch.device("cpu"), own=0, storage=storage)[1]
 
 
 @NEEDS_COMPILER
@@ -293,9 +293,9 @@ def test_a_budget_is_for_what_the_system_cannot_take_back(tmp_path: Path, monkey
     assert Budget(cpu, 2 * counted, offloads=True).left() == counted
     monkeypatch.setattr(memory_plan, "held_memory", lambda device, *, offloads=False: (1 << 30) * (2 - offloads))
     caps = []
-    for store in (DEVICE_STORAGE, MemoryMapped(tmp_path)):
-        config = short_config(memory={"offload": store.offloads, "budget": "4GiB"})
-        cap, _ = plan_memory(config, made_scene(size=64), random_gaussians(50, degree=3), cpu, own=0, store=store)
+    for storage in (DEVICE_STORAGE, MemoryMapped(tmp_path)):
+        config = short_config(memory={"offload": storage.offloads, "budget": "4GiB"})
+        cap, _ = plan_memory(config, made_scene(size=64), random_gaussians(50, degree=3), cpu, own=0, storage=storage)
         caps.append(cap or 0)
     assert caps[1] > 3 * caps[0] > 0
 

@@ -88,9 +88,9 @@ class Refinement:
     def __len__(self) -> int:
         return self.source.shape[0]
 
-    def gather(self, old: Gaussians, store: TensorStorage = DEVICE_STORAGE) -> Gaussians:
-        """Return the rows of ``old`` that the new ones are copied from; its shN is in ``store``."""
-        return old.map(lambda column: column[self.source], shN=lambda shN: store.rows(shN, self.source))
+    def gather(self, old: Gaussians, storage: TensorStorage = DEVICE_STORAGE) -> Gaussians:
+        """Return the rows of ``old`` that the new ones are copied from; its shN is in ``storage``."""
+        return old.map(lambda column: column[self.source], shN=lambda shN: storage.rows(shN, self.source))
 
     def without(self, rows: Tensor) -> Refinement:
         """Return the same refinement, where ``rows`` [M] bool are pruned too."""
@@ -150,17 +150,17 @@ def refined_rows(
     refinement: Refinement,
     gaussians: Gaussians,
     shares: Callable[[Gaussians], Tensor] | None = None,
-    store: TensorStorage = DEVICE_STORAGE,
+    storage: TensorStorage = DEVICE_STORAGE,
 ) -> Gaussians:
-    """Return the Gaussians after ``refinement``. shares: see apply_refinement(). store: of their shN."""
+    """Return the Gaussians after ``refinement``. shares: see apply_refinement(). storage: of their shN."""
     unknown = set(refinement.values) - set(GROUPS)
     if unknown:
         raise ValueError(f"a refinement names unknown groups {sorted(unknown)}")
-    rows = refinement.gather(gaussians, store)
+    rows = refinement.gather(gaussians, storage)
     for name, column in refinement.values.items():
         if column.shape != getattr(rows, name).shape:
             raise ValueError(f"{name}: {tuple(column.shape)} instead of {tuple(getattr(rows, name).shape)}")
-        setattr(rows, name, store.copy(column, gaussians.device) if name == "shN" else column.clone())
+        setattr(rows, name, storage.copy(column, gaussians.device) if name == "shN" else column.clone())
     if refinement.opacity_ceiling is not None:
         rows.logit_opacities = _under_ceiling(rows, refinement.opacity_ceiling, shares)
     return rows
