@@ -121,8 +121,8 @@ def _backend_lines(name: str, backend: dict[str, Any]) -> list[str]:
             f"           {backend['library']}",
             f"           test image: largest difference from the reference {backend['largest_difference']:.1e}",
         ]
-    verdict = "unavailable" if name == "cuda" else "DOES NOT WORK"  # with a GPU the name is cuda:0
-    return [f"{name:<9}  {verdict}: {backend['problem']}", *_remedy(backend)]
+    status = "unavailable" if name == "cuda" else "DOES NOT WORK"  # with a GPU the name is cuda:0
+    return [f"{name:<9}  {status}: {backend['problem']}", *_remedy(backend)]
 
 
 def _remedy(facts: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Images against their cameras: headers measured, sizes settled, lenses undone, and what the user should know."""
+"""Images against their cameras: headers read, sizes chosen, lenses undistorted, and what the user should know."""
 
 from __future__ import annotations
 
