@@ -244,19 +244,19 @@ _SMALL = 4 << 20
 class MemoryEstimate:
     """Bytes by the count that they scale with.
 
-    state: parameters; in training also moments and statistics. frame: projected Gaussians. pixels: images and buffers
+    state: parameters; in training also moments and statistics. projected: Gaussians of a view. pixels: images, buffers
     of the loss. isects: tile intersections and their gradients. lost: memory that allocators keep.
     """
 
     state: int
-    frame: int
+    projected: int
     pixels: int
     isects: int
     lost: int
 
     @property
     def total(self) -> int:
-        return self.state + self.frame + self.pixels + self.isects + self.lost
+        return self.state + self.projected + self.pixels + self.isects + self.lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +301,7 @@ def step_memory(backend: Backend, work: Workload) -> MemoryEstimate:
     """Estimate a training step, with the buffers that stay for the next one."""
     pixels = work.width * work.height
     size = abi.Loss(width=work.width, height=work.height, target_is_u8=True, channels=3, images=1)
-    frame = _frame_bytes(backend, work)
+    projected = _projected_bytes(backend, work)
     image = _STEP_PIXEL + (_RECOLOURED_PIXEL if work.colour_map is not None else 0)
     image += (_DEPTH_PIXEL if work.depths else 0) + (_ALPHA_PIXEL if work.alpha else 0)
     images = pixels * image + backend.call("loss_bytes", size)
@@ -315,10 +315,10 @@ def step_memory(backend: Backend, work: Workload) -> MemoryEstimate:
     target = _TARGET_PIXEL + (_KNOWN_PIXEL if work.depths else 0) + (_COUNTS_PIXEL if work.alpha else 0)
     return MemoryEstimate(
         state=state_bytes(work.gaussians, work.sh_degree, offloads=work.offloads),
-        frame=int(slack * frame),
+        projected=int(slack * projected),
         pixels=int(slack * images) + pixels * target,
         isects=int(slack * isects),
-        lost=_lost(backend, frame + images + isects),
+        lost=_lost(backend, projected + images + isects),
     )
 
 
@@ -336,19 +336,19 @@ def shared_memory_estimate(backend: Backend, work: Workload, parts: int) -> Memo
     own, seen = -(-work.gaussians // parts), min(work.isects.visible, work.gaussians)
     step = step_memory(backend, replace(work, gaussians=seen))
     slots = -(-own // abi.CHUNK) * abi.CHUNK
-    projected = slots * (_SLOT + abi.ISECT_GRAD * _FLOAT + 4) + slots // abi.CHUNK * _CHUNK_COUNTS
-    frame = step.frame + projected + seen * _ON_ITS_WAY + 2 * sums_bytes(work.sh_degree) * own
-    return replace(step, state=state_bytes(own, work.sh_degree), frame=frame, lost=step.lost + _TOGETHER)
+    own_projected = slots * (_SLOT + abi.ISECT_GRAD * _FLOAT + 4) + slots // abi.CHUNK * _CHUNK_COUNTS
+    projected = step.projected + own_projected + seen * _ON_ITS_WAY + 2 * sums_bytes(work.sh_degree) * own
+    return replace(step, state=state_bytes(own, work.sh_degree), projected=projected, lost=step.lost + _TOGETHER)
 
 
 def render_memory(backend: Backend, work: Workload) -> MemoryEstimate:
     """Estimate a render without gradients, with its model."""
-    frame = _frame_bytes(backend, work)
+    projected = _projected_bytes(backend, work)
     images = work.width * work.height * _RENDER_PIXEL
     isects = _isect_bytes(backend, work, work.isects.boxes, with_grads=False)
     away = shN_bytes(work.gaussians, work.sh_degree) if work.offloads else 0
     state = work.gaussians * parameter_bytes(work.sh_degree) - away
-    return MemoryEstimate(state, frame, images, isects, _lost(backend, frame + images + isects))
+    return MemoryEstimate(state, projected, images, isects, _lost(backend, projected + images + isects))
 
 
 def tile_row_bytes(backend: Backend, work: Workload) -> int:
@@ -363,7 +363,7 @@ def _lost(backend: Backend, buffers: int) -> int:
     return _SMALL + (0 if backend.deferred else min(int(_HOLES * buffers), _MOST_HOLES))
 
 
-def _frame_bytes(backend: Backend, work: Workload) -> int:
+def _projected_bytes(backend: Backend, work: Workload) -> int:
     slots = -(-work.gaussians // abi.CHUNK) * abi.CHUNK
     tiles = -(-work.width // abi.TILE) * tile_rows_of(work.height)
     return slots * _SLOT + slots // abi.CHUNK * _CHUNK_COUNTS + tiles * _TILE + _workspace(backend, work, 0)

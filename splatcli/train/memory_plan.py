@@ -196,7 +196,7 @@ class MemoryPlan:
         # shN flushed: all of it, or that which is offloaded piece by piece.
         pieces = _PIECES * shN_bytes(min(count, ROWS), degree) if work.offloads else 0
         scoring = 0 if work.offloads else shN_bytes(count, degree)
-        scoring += render_memory(self.backend, work).frame + self._scoring(work)
+        scoring += render_memory(self.backend, work).projected + self._scoring(work)
         refining = state_bytes(count, degree, offloads=work.offloads) + _REFINE_ROW * count if self.densifies else 0
         return max(scoring, refining) + pieces
 

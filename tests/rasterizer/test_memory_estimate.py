@@ -73,7 +73,7 @@ def test_a_step_on_a_gpu_has_no_buffer_that_was_not_predicted(
     )
     engine.drain()
     reported = step_memory(backend, Workload(n, 1, 70, 50, isects, alpha=True))
-    beside = reported.frame + reported.pixels + reported.isects
+    beside = reported.projected + reported.pixels + reported.isects
     # The photo, and which of its pixels count, are no buffers, and take 8 bytes a pixel of it.
     assert allocated(arenas) <= beside - 8 * 70 * 50 <= 1.6 * allocated(arenas)
 
@@ -87,7 +87,7 @@ def test_a_render_has_no_buffer_that_was_not_predicted(backend: object, arenas: 
         render(gaussians, camera, backend=library, budget=FixedBudget(1 << 40))
     reported = render_memory(library, Workload(400, 0, 120, 90, predict_isects(gaussians, camera)))
     roundings = 64 * 8
-    assert allocated(arenas) - roundings <= reported.frame + reported.isects <= 1.6 * allocated(arenas)
+    assert allocated(arenas) - roundings <= reported.projected + reported.isects <= 1.6 * allocated(arenas)
 
 
 @NEEDS_COMPILER
@@ -97,10 +97,10 @@ def test_the_parts_go_with_what_they_are_named_after() -> None:
     one = step_memory(backend, work)
     assert one.state == state_bytes(1000, 3) == 1000 * (3 * 236 + 12)
     more = step_memory(backend, Workload(1000, 3, 160, 96, IsectCount(60_000, 72_000, 900)))
-    assert (more.state, more.frame, more.pixels) == (one.state, one.frame, one.pixels)
+    assert (more.state, more.projected, more.pixels) == (one.state, one.projected, one.pixels)
     assert more.isects == pytest.approx(2 * one.isects, rel=1e-3)
     assert tile_row_bytes(backend, work) == pytest.approx(one.isects / 6, rel=1e-2)
-    assert one.total > one.state + one.frame + one.pixels + one.isects
+    assert one.total > one.state + one.projected + one.pixels + one.isects
     assert isinstance(one, MemoryEstimate)
 
 
