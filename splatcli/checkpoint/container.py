@@ -27,7 +27,7 @@ from splatcli.checkpoint.schema import (
     shape_problems,
     space_of,
 )
-from splatcli.errors import ModelFileError, UnreadableError, from_os_error, system_error
+from splatcli.errors import ModelFileError, SplatError, UnreadableError, from_os_error, system_error
 
 DAMAGED = "the file is damaged: fall back on an older checkpoint of the run, or restore the file from a copy"
 
@@ -233,10 +233,7 @@ def _unpickle(path: Path, mmap: bool) -> dict[object, object]:
         with name_for_torch(path) as name:
             stored = torch.load(name, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # RuntimeError, ValueError, UnpicklingError, EOFError, ... by the kind of damage
-        if (refused := system_error(error)) is not None:
-            raise from_os_error(refused, UnreadableError, path) from None
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise ModelFileError(f"torch cannot read it ({reason})", where=path, remedy=DAMAGED) from None
+        raise unreadable(error, path) from None
     if not isinstance(stored, dict) or MANIFEST_KEY not in stored:
         raise ModelFileError(
             f"not a splatcli checkpoint: no manifest inside{_guess_origin(stored)}",
@@ -244,6 +241,14 @@ def _unpickle(path: Path, mmap: bool) -> dict[object, object]:
             remedy="only files written by splat train hold a state to resume from",
         )
     return stored
+
+
+def unreadable(error: Exception, path: Path) -> SplatError:
+    """Return the error to raise for one that torch.load() has raised."""
+    if (refused := system_error(error)) is not None:
+        return from_os_error(refused, UnreadableError, path)
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    return ModelFileError(f"torch cannot read it ({reason})", where=path, remedy=DAMAGED)
 
 
 def _manifest_of(stored: dict[object, object], path: Path) -> Manifest:

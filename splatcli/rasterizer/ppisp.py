@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from splatcli.rasterizer.exposure import colour_planes, constant, mapped
+from splatcli.rasterizer.exposure import colour_planes, constant, line_bands, mapped
 from splatcli.reproducible import exp, log, sigmoid, softplus, tree_sum
 
 Rows = tuple[tuple[float, ...], ...]
@@ -53,7 +53,7 @@ DARK = 1e-6
 def ppisp(image: Tensor, params: Tensor, out: Tensor) -> Tensor:
     """Fill ``out`` [H, W, 3] with the colours of image after the parameters [36] of its view. Return it."""
     camera = _Camera(image, params)
-    for lines in _bands(image):
+    for lines in line_bands(image, AT_A_TIME):
         corrected = _Corrected(image, camera, lines)
         out[lines] = _Lookup(corrected.out).value(camera.tables).movedim(0, 2)
     return out
@@ -61,7 +61,7 @@ def ppisp(image: Tensor, params: Tensor, out: Tensor) -> Tensor:
 
 def ppisp_vjp(image: Tensor, params: Tensor, v_out: Tensor, v_image: Tensor, v_params: Tensor) -> None:
     """Fill v_image [H, W, 3] and v_params [36] from the gradient of ppisp()'s result, v_out [H, W, 3]."""
-    camera, bands = _Camera(image, params), _bands(image)
+    camera, bands = _Camera(image, params), line_bands(image, AT_A_TIME)
     sums = image.new_empty(_SUMS, len(bands), 3)
     for band, lines in enumerate(bands):
         corrected, v_planes = _Corrected(image, camera, lines), colour_planes(v_out[lines])
@@ -187,13 +187,6 @@ class _Lookup:
 def _from_centre(pixels: int, longer: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return [pixels] how far each is from the middle, in units of the longer side; made once, since a copy waits."""
     return ((torch.arange(pixels, dtype=torch.float64) + 0.5 - 0.5 * pixels) / longer).to(device, dtype)
-
-
-def _bands(image: Tensor) -> list[slice]:
-    """Return all lines, some at a time."""
-    height, width, _ = image.shape
-    lines = max(1, AT_A_TIME.get(image.device.type, AT_A_TIME["cpu"]) // width)
-    return [slice(top, min(top + lines, height)) for top in range(0, height, lines)]
 
 
 def _tables(params: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.brown import Brown
 from splatcli.scene.find_images import SUFFIXES, is_file
-from splatcli.scene.imported import load_json
+from splatcli.scene.imported import load_json, viewmat_of
 from splatcli.scene.points import RawPoints, read_points_ply
 from splatcli.scene.source import (
     ROTATION_TOLERANCE,
@@ -26,13 +26,9 @@ from splatcli.scene.source import (
     View,
     leads_outside,
     path_in_scene,
-    rigid_pose,
 )
 
 FILE = "transforms.json"
-
-#: OpenGL camera axes (x right, y up, z back) to OpenCV's (x right, y down, z forward).
-_FLIP = np.array([1.0, -1.0, -1.0])
 
 
 def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
@@ -132,12 +128,7 @@ def _viewmat(frame: dict[str, Any], file: Path, label: str) -> NDArray[np.float6
             where=file,
             remedy="transpose the matrices" if matrix[:, 3].tolist() == last else "correct or remove that frame",
         )
-    rotation, center = matrix[:3, :3] * _FLIP, matrix[:3, 3]
-    c2w = rigid_pose(rotation, center, file, label)
-    viewmat = np.eye(4)
-    viewmat[:3, :3] = c2w[:3, :3].T
-    viewmat[:3, 3] = -c2w[:3, :3].T @ center
-    return viewmat
+    return viewmat_of(matrix[:3, :3], matrix[:3, 3], file, label, opengl=True)
 
 
 def _matrix(rows: object) -> NDArray[np.float64] | None:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from splatcli.checkpoint.container import DAMAGED, check_crc, examine, name_for_torch, pickle_of
+from splatcli.checkpoint.container import check_crc, examine, name_for_torch, pickle_of, unreadable
 from splatcli.checkpoint.foreign import gsplat, inria, nerfstudio
 from splatcli.checkpoint.foreign.imported import ImportedModel
-from splatcli.errors import ModelFileError, UnreadableError, from_os_error, system_error
+from splatcli.errors import ModelFileError
 
 #: The programs whose checkpoints are read; of models of one step the first program's wins.
 PROGRAMS = (inria.PROGRAM, gsplat.PROGRAM, nerfstudio.PROGRAM)
@@ -130,10 +130,7 @@ def load_foreign(path: Path) -> object:
             # Not mapped: a mapped storage may claim more bytes than its member has, and torch shows its neighbours'.
             return torch.load(name, map_location="cpu", weights_only=True, mmap=False)
     except Exception as error:  # RuntimeError, ValueError, UnpicklingError, EOFError, ... by the kind of damage
-        if (refused := system_error(error)) is not None:
-            raise from_os_error(refused, UnreadableError, path) from None
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise ModelFileError(f"torch cannot read it ({reason})", where=path, remedy=DAMAGED) from None
+        raise unreadable(error, path) from None
 
 
 def _check_members(archive: zipfile.ZipFile, path: Path) -> None:
