@@ -457,8 +457,7 @@ def _harmonics(shN: Floats) -> bytes:
 
 
 def _bytes(values: NDArray[np.floating]) -> bytes:
-    payload: bytes = np.clip(np.floor(values + 0.5), 0, 255).astype(np.uint8).tobytes()
-    return payload
+    return quantised(values, 255).astype(np.uint8).tobytes()
 
 
 def is_spz(head: bytes) -> bool:

@@ -262,11 +262,10 @@ class TrainStepPipeline:
         shape = (camera.height, camera.width)
         return self.arena.take(name, math.prod(shape), self.backend.dtype).as_strided(shape, (camera.width, 1))
 
-    def _pixels(self, name: str, camera: Camera, channels: int = 3) -> Tensor:
-        """Return a buffer [H, W, channels], kept from step to step."""
-        shape = (camera.height, camera.width, channels)
-        buffer = self.arena.take(name, math.prod(shape), self.backend.dtype)
-        return buffer.as_strided(shape, (camera.width * channels, channels, 1))
+    def _pixels(self, name: str, camera: Camera) -> Tensor:
+        """Return a buffer [H, W, 3], kept from step to step."""
+        shape = (camera.height, camera.width, 3)
+        return self.arena.take(name, math.prod(shape), self.backend.dtype).as_strided(shape, (3 * camera.width, 3, 1))
 
 
 class NativeEngine(SyncEngine):
@@ -286,14 +285,6 @@ class NativeEngine(SyncEngine):
         self.isects = self.context.native.max_isects
         apply_view_grads(inputs.view_params, self._pipeline.v_params)
         return self._pipeline.step_loss(job, inputs)
-
-    def loss(self, image: Tensor, target: Tensor, v_image: Tensor | None, ssim_lambda: float) -> float:
-        """Return (1 - lambda) L1 + lambda (1 - SSIM) of image [H, W, 3] against target, uint8 or of the image's dtype.
-
-        v_image: [H, W, 3], filled with the gradient, or None.
-        """
-        job = self._pipeline.loss(image, target, v_image, ssim_lambda)
-        return total_loss(ssim_lambda, job.l1, job.ssim)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,6 +20,7 @@ from splatcli.native.build import find_compiler
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.reference import render_reference
 from splatcli.rasterizer.rendering import ViewRender, render
+from splatcli.rasterizer.train_step import NativeEngine, total_loss
 from splatcli.scene.camera import Camera
 from tests.rasterizer.fixed_budget import FixedBudget
 from tests.rasterizer.scenes import leaves, random_image
@@ -227,3 +228,11 @@ def adam_update(
         step=step, beta1=0.9, beta2=0.999, eps=1e-15, lr=(ctypes.c_double * 6)(*lrs),
         exp_avg=backend.arrays(adam.exp_avg), exp_avg_sq=backend.arrays(adam.exp_avg_sq), **fields,
     )  # fmt: skip
+
+
+def native_loss(
+    engine: NativeEngine, image: Tensor, target: Tensor, v_image: Tensor | None, ssim_lambda: float
+) -> float:
+    """(1 - lambda) L1 + lambda (1 - SSIM) of image [H, W, 3] against target; its gradient is written to v_image."""
+    job = engine._pipeline.loss(image, target, v_image, ssim_lambda)
+    return total_loss(ssim_lambda, job.l1, job.ssim)
