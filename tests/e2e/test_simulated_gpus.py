@@ -107,6 +107,7 @@ PAUSES = {
     "estimate_view_dependence",
     "_save",
     "_save_last",
+    "_compare_views",
     "_evaluate",
     "_probe",
     "_drain_and_log",
