@@ -565,8 +565,8 @@ class TrainConfig(Section):
         ge=0,
         description="Leave out training views that do not fit the others, after 0.4 and 0.7 of the steps: images of "
         "something else, wrong poses, images 1.3 times as bright or dark as the render. The error is 1 - SSIM of "
-        "render and image, divided by that of the image and itself shifted by 1 % of its longer side. An outlier's is "
-        "above this and above 1.6 times the median. 0: none.",
+        "render and image, divided by that of the image and itself shifted by 1 % of its longer side; an outlier's is "
+        "above this. A model whose median error is more than this / 1.6 leaves none out. 0: none.",
     )
     eval_every: int = Field(
         0, ge=0, description="Steps from one evaluation on the held-out views to the next; 0 evaluates at the end only."

@@ -20,9 +20,11 @@ from splatcli.train.image_metrics import ssim
 CHECKS = (0.4, 0.7)
 #: Passes over the training views before the first comparison, and views below which none is an outlier.
 MIN_PASSES, MIN_VIEWS = 5, 8
-#: How many times the median error an outlier has, and how large its 1 - SSIM is, at least. The first spares captures
-#: that no view fits, the second views without structure.
-MIN_FACTOR, MIN_DIFFERENCE = 1.6, 0.1
+#: How many times the median error the limit is, at least: a model that fits no view well cannot tell which are wrong,
+#: as one of few Gaussians, which lacks the details of close-ups.
+MIN_FACTOR = 1.6
+#: 1 - SSIM of an outlier, at least: images without structure are not judged.
+MIN_DIFFERENCE = 0.2
 #: An image is an outlier, too, that is so many times as bright as its render, or as dark. In sound captures whose
 #: exposure varies an image reaches 1.14.
 MAX_GAIN = 1.3
@@ -56,10 +58,11 @@ class ViewError(NamedTuple):
 def comparisons_due(config: Config, views: int, step: int) -> int:
     """Return how many times a run with so many training views has to have compared them after step number ``step``.
 
-    A run that optimises poses does not. One of a length that changes compares as soon as a part of its steps is done.
+    A run that optimises poses does not, nor that of a block, which models only a part of what its images show. A run of
+    a length that changes compares as soon as a part of its steps is done.
     """
     train = config.train
-    if train.max_view_error == 0.0 or config.views.pose_opt or views < MIN_VIEWS:
+    if train.max_view_error == 0.0 or config.views.pose_opt or config.data.blocks is not None or views < MIN_VIEWS:
         return 0
     if step * train.batch_size < MIN_PASSES * views:
         return 0
@@ -67,14 +70,16 @@ def comparisons_due(config: Config, views: int, step: int) -> int:
 
 
 def outliers(errors: Mapping[int, ViewError], limit: float) -> dict[int, ViewError]:
-    """Return those of the outliers by row, largest first; empty where they are too many. limit: of the error."""
-    if len(errors) < MIN_VIEWS:
+    """Return those of the outliers by row, largest first; empty where it is not clear which views are wrong.
+
+    limit: of the error.
+    """
+    if len(errors) < MIN_VIEWS or MIN_FACTOR * statistics.median(view.error for view in errors.values()) > limit:
         return {}
-    least = max(limit, MIN_FACTOR * statistics.median(view.error for view in errors.values()))
     found = {
         row: view
         for row, view in errors.items()
-        if view.has_other_exposure or (view.error > least and view.difference > MIN_DIFFERENCE)
+        if view.has_other_exposure or (view.error > limit and view.difference > MIN_DIFFERENCE)
     }
     if len(found) > MOST * len(errors):
         return {}

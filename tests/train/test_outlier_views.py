@@ -23,14 +23,15 @@ GOOD = (0.1, 0.5, 1.0)
         ([GOOD] * 8 + [(0.5, 0.5, 1.0), (0.9, 0.5, 1.0)], [9, 8]),
         ([GOOD] * 6 + [(0.9, 0.5, 1.0)] * 2, [6, 7]),
         ([GOOD] * 5 + [(0.9, 0.5, 1.0)] * 3, []),  # more than a quarter
-        ([(0.3, 0.5, 1.0)] * 7 + [(0.45, 0.5, 1.0)], []),  # nothing fits: 0.9 is not 1.6 times 0.6
-        ([(0.01, 0.5, 1.0)] * 7 + [(0.09, 0.05, 1.0)], []),  # an image without structure
+        ([(0.24, 0.5, 1.0)] * 7 + [(0.45, 0.5, 1.0)], [7]),
+        ([(0.26, 0.5, 1.0)] * 7 + [(0.45, 0.5, 1.0), (0.2, 0.5, 0.5)], []),  # the median error is above 0.5
+        ([(0.01, 0.5, 1.0)] * 7 + [(0.19, 0.05, 1.0)], []),  # an image without structure
         ([GOOD] * 7 + [(0.9, 0.0, 1.0)], [7]),
         ([GOOD] * 7 + [(0.1, 0.5, 1.29), (0.1, 0.5, 0.78)], []),  # exposures that vary
         ([GOOD] * 7 + [(0.1, 0.5, 1.31), (0.2, 0.5, 0.76)], [8, 7]),
     ],
 )
-def test_outliers_are_judged_by_limit_median_difference_and_gain(
+def test_outliers_are_judged_by_error_median_difference_and_gain(
     figures: list[tuple[float, float, float]], found: list[int]
 ) -> None:
     views = {row: ViewError(*view) for row, view in enumerate(figures)}
@@ -54,6 +55,7 @@ def config(**settings: Any) -> Config:
         ({"schedule__lr_steps": 3000}, 7, []),
         ({"schedule__lr_steps": 3000, "train__max_view_error": 0.0}, 100, []),
         ({"schedule__lr_steps": 3000, "views__pose_opt": True}, 100, []),
+        ({"schedule__lr_steps": 3000, "data__blocks": "2x1", "data__block": 0}, 100, []),
     ],
 )
 def test_views_are_compared_twice(settings: dict[str, Any], views: int, steps: list[int]) -> None:
