@@ -27,6 +27,8 @@ def run_mapper(
     if rigged:
         options.constant_cameras = rigged
         options.ba_refine_sensor_from_rig = False
+    # Registers an image by matches along epipolar lines alone, which chance and things that repeat also give.
+    options.structure_less_registration_fallback = False
     options.extract_colors = False  # pycolmap would decode the images again, and not in every format
     registered = 0
 
