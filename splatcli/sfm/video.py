@@ -181,7 +181,7 @@ def _chosen(video: Video, plugin: str, indices: Sequence[int]) -> Generator[tupl
         chain = [f"scale={scale}"] if matrix else []
         limit = []
         if len(indices) <= _MOST_SELECTED:
-            select = "+".join(f"eq(n,{index})" for index in indices)
+            select = _any_of([f"eq(n,{index})" for index in indices])
             chain, numbers, limit = [f"select='{select}'", *chain], iter(indices), ["-frames:v", str(len(indices))]
         kind |= {"output_params": ["-vf", ",".join([*chain, _EACH_ONCE]), *limit]}
         kind |= {"dtype": "uint16"} if video.colour.converts else {}
@@ -196,6 +196,16 @@ def _chosen(video: Video, plugin: str, indices: Sequence[int]) -> Generator[tupl
                 yield index, frame
             if index >= indices[-1]:
                 return
+
+
+#: Terms of one sum: ffmpeg 9 takes expressions that are nested 100 deep at most, and each term of a sum is a level.
+_MOST_TERMS = 50
+
+
+def _any_of(terms: Sequence[str]) -> str:
+    """Return an expression of ffmpeg that is not 0 where one of up to _MOST_SELECTED terms is."""
+    groups = ("+".join(terms[start : start + _MOST_TERMS]) for start in range(0, len(terms), _MOST_TERMS))
+    return "+".join(f"({group})" for group in groups)
 
 
 #: PyAV's numbers of what it names no further -> ffmpeg's names: primaries, transfer functions.

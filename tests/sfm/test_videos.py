@@ -257,6 +257,17 @@ def test_frames_of_a_video_without_a_matrix_have_the_colours_that_players_show(s
 
 
 @pipes_stay_open
+def test_as_many_frames_as_are_asked_for_are_written(tmp_path: Path) -> None:
+    """ffmpeg takes no sum of more than 100 terms."""
+    levels = np.random.default_rng(0).integers(0, 65535, (2010, 8, 8, 3), dtype=np.uint16)
+    clip = read_video(ffmpeg_writes(tmp_path / "a.mkv", levels, "-pix_fmt", "yuv420p"))
+    for count in (101, video._MOST_SELECTED):
+        names = write_frames({"": clip}, tmp_path / str(count), count, lambda *_: None)
+        assert len(names) == count
+        assert sorted(path.name for path in (tmp_path / str(count)).iterdir()) == names
+
+
+@pipes_stay_open
 def test_every_ending_of_a_video_is_read(tmp_path: Path) -> None:
     film = ffmpeg_writes(tmp_path / "a.mkv", np.full((4, 32, 32, 3), 9000, np.uint16), "-pix_fmt", "yuv420p")
     for suffix in (*VIDEO_SUFFIXES, ".MTS"):
