@@ -122,6 +122,7 @@ def _photo_facts(path: Path) -> dict[str, Any]:
         "sizes": sorted({f"{header.width}x{header.height}" for header in headers.values()}),
         "unreadable": sorted(bad),
         "not_read": list(footage.unread),
+        "copies": list(footage.copies),
         "cameras": "none: splat sfm finds them, and splat train does so first",
     }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -12,10 +14,12 @@ from splatcli.checkpoint.atomic import TEMPORARY
 from splatcli.errors import SceneError, SplatError
 from splatcli.scene.decode import Header, read_header
 from splatcli.scene.find_images import (
+    SHOWN,
     VIDEO_SUFFIXES,
     file_remedy,
     files_below,
     images_below,
+    listed,
     unread_below,
     unread_error,
     unread_note,
@@ -28,6 +32,8 @@ from splatcli.sfm.options import MIN_IMAGES
 
 #: Folders beside or among the images that hold something else: masks, and copies reduced for training.
 _NOT_IMAGES = frozenset(("masks", "images_2", "images_4", "images_8"))
+#: Folders of previews and of what file systems note, in lower case.
+_PREVIEWS = frozenset(("thumbnails", "thumbs", "@eadir", "__macosx"))
 #: Bytes at each end of a file that go into the fingerprint.
 _SAMPLE = 64 << 10
 
@@ -41,6 +47,7 @@ class SfmInput:
     videos: names of the videos in the order of their names, ("",) where ``path`` is one; empty for images.
     unread: images of kinds that are not read, by their endings.
     videos_beside: videos among the images, which are not used.
+    copies: names of images left out -> the image of ``names`` whose bytes they have.
     masks: names -> files below ``mask_folder`` that say what of an image counts; empty where there are none.
     static_masks: whether masks may be made of what stands still, where there are none.
     """
@@ -53,6 +60,7 @@ class SfmInput:
     videos: tuple[str, ...] = ()
     videos_beside: tuple[str, ...] = ()
     static_masks: bool = True
+    copies: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_video(self) -> bool:
@@ -142,6 +150,8 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
         if names:
             break
     videos = _videos(folder, names)
+    copies = _copies(folder, names)
+    names = tuple(name for name in names if name not in copies)
     if not names and videos:
         return _of_videos(folder, videos, masks)
     unread = tuple(filter(_is_image, unread_below(folder)))
@@ -151,7 +161,8 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
         have = {0: "there are no images", 1: "there is only one image"}.get(
             len(names), f"there are only {len(names)} images"
         )
-        others = f"; {unread_note(unread)}" if unread else ""
+        others = f"; {copies_note(copies)}" if copies else ""
+        others += f"; {unread_note(unread)}" if unread else ""
         if videos:
             others += f"; videos are read where no images lie beside them ({videos[0]})"
         raise SceneError(
@@ -159,7 +170,37 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
             where=path,
             remedy="take 20 or more images from all around, each overlapping the next by two thirds or more",
         )
-    return _with_masks(SfmInput(folder, names, unread=unread, videos_beside=videos), path, masks)
+    found = SfmInput(folder, names, unread=unread, videos_beside=videos, copies=copies)
+    return _with_masks(found, path, masks)
+
+
+def copies_note(copies: Mapping[str, str]) -> str:
+    """Return the sentence that names images whose bytes others have."""
+    named = listed([f"{name} of {original}" for name, original in copies.items()], SHOWN)
+    are = "1 image is a copy of another" if len(copies) == 1 else f"{len(copies)} images are copies of others"
+    return f"{are}, byte for byte, and left out: {named}"
+
+
+def _copies(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return the images that have the bytes of another one -> that one, whose name is shorter or comes first.
+
+    Files that are empty or cannot be read are no copies.
+    """
+    by_size: dict[int, list[str]] = defaultdict(list)
+    for name in sorted(names, key=lambda name: (len(name), name)):
+        with contextlib.suppress(OSError):
+            by_size[(folder / name).stat().st_size].append(name)
+    copies: dict[str, str] = {}
+    for size, alike in by_size.items():
+        kept: dict[bytes, str] = {}
+        for name in alike if size and len(alike) > 1 else ():
+            with contextlib.suppress(OSError), (folder / name).open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").digest()
+                if digest in kept:
+                    copies[name] = kept[digest]
+                else:
+                    kept[digest] = name
+    return dict(sorted(copies.items()))
 
 
 def _of_videos(path: Path, videos: tuple[str, ...], masks: str | None) -> SfmInput:
@@ -223,7 +264,9 @@ def _not_made(folder: Path, names: Iterable[str]) -> list[str]:
 
 
 def _is_image(name: str) -> bool:
-    return not any(part in _NOT_IMAGES or part.startswith(".") for part in Path(name).parts)
+    return not any(
+        part in _NOT_IMAGES or part.lower() in _PREVIEWS or part.startswith(".") for part in Path(name).parts
+    )
 
 
 def readable(footage: SfmInput, max_pixels: int) -> tuple[dict[str, Header], dict[str, SplatError]]:

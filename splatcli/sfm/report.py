@@ -12,6 +12,7 @@ from splatcli import __version__
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.find_images import listed, unread_note
 from splatcli.scene.inspect import few_notes
+from splatcli.sfm.images import copies_note
 
 #: Points whose parallax is measured; a median needs no more.
 _PARALLAX_POINTS = 2_000
@@ -77,6 +78,8 @@ def notes(facts: dict[str, Any]) -> list[str]:
         found.append(
             f"{facts['registered']} of {facts['total']} images are registered; left out: {listed(missing, _MAX_LISTED)}"
         )
+    if copies := facts.get("copies"):
+        found.append(copies_note(copies))
     for number, names in enumerate(facts.get("other_images", []), start=1):
         found.append(
             f"{len(names)} images form a model of their own, kept as sparse/{number}: {listed(names, _MAX_LISTED)}; "
@@ -161,7 +164,8 @@ def doubts(facts: dict[str, Any]) -> list[str]:
     if facts.get("other_models"):
         found.append(
             f"the images fall into {1 + len(facts['other_models'])} models that nothing connects: take images that "
-            "lead from one to another, a step apart"
+            "lead from one to another, a step apart; or if they show different places, put these into folders of their "
+            "own"
         )
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from splatcli.sfm.images import find_input, orientation_of
 from splatcli.sfm.mapping import largest_first
 from splatcli.sfm.matching import EXHAUSTIVE_UP_TO, OVERLAP, alike, choose_pairs, how_to_match, pairs_to_retry
 from splatcli.sfm.options import MODELS, SfmOptions
-from splatcli.sfm.report import doubts, lines
+from splatcli.sfm.report import doubts, lines, notes
 from splatcli.sfm.video import sharpest, sharpness
 from tests.sfm import corner
 from tests.sfm.conftest import write_noise
@@ -192,16 +192,37 @@ def test_images_are_turned_where_the_scene_reader_will(width: int, height: int, 
 
 
 def test_images_are_found_in_images_without_copies_and_masks(tmp_path: Path) -> None:
-    for folder in ("images/left", "images/right", "images_2", "masks"):
-        write_noise(tmp_path / folder, 2)
+    previews = ("images/Thumbnails", "images/@eaDir/0.png", "images/__MACOSX")
+    for width, folder in enumerate(("images/left", "images/right", "images_2", "masks", *previews), 60):
+        write_noise(tmp_path / folder, 2, size=(width, 40))
     assert find_input(tmp_path).names == ("left/0.png", "left/1.png", "right/0.png", "right/1.png")
     with pytest.raises(SceneError, match="neither a folder of images nor a video"):
         find_input(tmp_path / "images" / "left" / "0.png")
 
 
+def test_images_with_the_bytes_of_others_are_left_out_and_named(tmp_path: Path) -> None:
+    write_noise(tmp_path, 4)
+    (tmp_path / "day").mkdir()
+    for copy in ("0 (1).png", "day/2.png", "1 copy.png"):
+        (tmp_path / copy).write_bytes((tmp_path / f"{PurePosixPath(copy).name[0]}.png").read_bytes())
+    for empty in ("x.png", "y.png"):
+        (tmp_path / empty).write_bytes(b"")
+    found = find_input(tmp_path)
+    assert found.names == ("0.png", "1.png", "2.png", "3.png", "x.png", "y.png")
+    assert found.copies == {"0 (1).png": "0.png", "1 copy.png": "1.png", "day/2.png": "2.png"}
+    said = "3 images are copies of others, byte for byte, and left out: 0 (1).png of 0.png, 1 copy.png of 1.png"
+    assert f"{said}, day/2.png of 2.png" in notes(REPORT | {"copies": found.copies})
+    for name in ("1.png", "1 copy.png", "2.png", "day/2.png", "3.png", "x.png", "y.png"):
+        (tmp_path / name).unlink()
+    with pytest.raises(
+        SceneError, match=r"only one image here.*; 1 image is a copy of another.*: 0 \(1\).png of 0.png"
+    ):
+        find_input(tmp_path)
+
+
 def test_links_to_folders_elsewhere_are_followed_once(tmp_path: Path) -> None:
-    for folder in ("photos/left", "store/right", "store/right/deep", "store/other"):
-        write_noise(tmp_path / folder, 1)
+    for width, folder in enumerate(("photos/left", "store/right", "store/right/deep", "store/other"), 60):
+        write_noise(tmp_path / folder, 1, size=(width, 40))
     photos = tmp_path / "photos"
     links = {
         "right": tmp_path / "store" / "right",
