@@ -29,7 +29,15 @@ from splatcli.sfm.gaps import find_gaps, folder_of, frame_index, stretches_in
 from splatcli.sfm.images import SfmInput, readable
 from splatcli.sfm.lens import choose_lenses, own_lenses
 from splatcli.sfm.mapping import centers_of, name_and_colour, rig_cameras, run_global_mapper, run_mapper
-from splatcli.sfm.matching import Pair, choose_pairs, how_to_match, match, match_again, pairs_to_retry
+from splatcli.sfm.matching import (
+    Pair,
+    choose_pairs,
+    how_to_match,
+    match,
+    match_again,
+    matches_that_hold,
+    pairs_to_retry,
+)
 from splatcli.sfm.options import (
     AUTO,
     COLOURS,
@@ -154,6 +162,7 @@ class Job:
             "matching": how,
             "pairs": len(mapped.pairs),
             "verified_pairs": mapped.verified,
+            "matches_per_pair": float(np.median(matches_that_hold(mapped.database) or [0])),
             "added_frames": added,
             "retried": retried,
             "unreadable": self.unreadable,

@@ -58,9 +58,14 @@ def match(
             database, matching_options=matching, pairing_options=pairing, verification_options=verification
         )
         progress(start + len(part), len(pairs))
+    return len(matches_that_hold(database))
+
+
+def matches_that_hold(database: Path) -> list[int]:
+    """Return how many matches the geometry of two views explains, for each pair that holds together."""
     with pycolmap.Database.open(database) as store:
         _, inliers = store.read_two_view_geometry_num_inliers()
-    return sum(count >= _MIN_INLIERS for count in inliers)
+    return [int(count) for count in inliers if count >= _MIN_INLIERS]
 
 
 def match_again(

@@ -22,6 +22,9 @@ _FEW, _LARGE_ERROR = 0.8, 1.5
 #: from 30 observations. It finds no pair to begin with below about 4 degrees (tests/sfm/test_captures.py); a walk
 #: through a room that trains well has 6.2, the other real scenes tried 19 to 48.
 _FEW_OBSERVATIONS, _LITTLE_PARALLAX = 100, 4.5
+#: Points of an image over matches of a pair, below which matches have no depth: 0.07 for 15 crops of a panorama, 0.3
+#: for three images of a walk, 6 for 16.
+_NO_DEPTH = 0.2
 #: Names that a line shows, and cameras.
 _MAX_LISTED, _SHOWN = 8, 5
 
@@ -125,11 +128,18 @@ def doubts(facts: dict[str, Any]) -> list[str]:
             "--camera-per image if lenses were changed or zoomed"
         )
     held = bool(facts.get("cameras_held"))
-    found += few_notes(facts["registered"], facts["points"], cameras_held=held)
-    if facts.get("observations_per_image", math.inf) < _FEW_OBSERVATIONS:
+    observations, matches = facts.get("observations_per_image", math.inf), facts.get("matches_per_pair", 0.0)
+    turned = not held and observations < _NO_DEPTH * matches
+    found += few_notes(facts["registered"], 0 if turned else facts["points"], cameras_held=held)
+    if turned:
+        found.append(
+            f"two images have {matches:.0f} matches in the median, and an image only {observations:.0f} points, so the "
+            "camera turned on the spot, where nothing has parallax: step sideways between images, around the subject"
+        )
+    elif observations < _FEW_OBSERVATIONS:
         uncertain = "the start is weak" if held else "poses are uncertain"
         found.append(
-            f"an image has only {facts['observations_per_image']:.0f} points on average, so {uncertain}: take "
+            f"an image has only {observations:.0f} points on average, so {uncertain}: take "
             "sharper images with more texture and overlap, or try a larger --max-image-size"
         )
     if facts.get("parallax_degrees", math.inf) < _LITTLE_PARALLAX:

@@ -291,6 +291,14 @@ REPORT = {
             {"observations_per_image": 60.0, "cameras_held": True},
             ["only 60 points on average, so the start is weak: take sharper"],
         ),
+        (
+            {"points": 11, "observations_per_image": 3.4, "matches_per_pair": 46.0},
+            ["46 matches in the median, and an image only 3 points, so the camera turned on the spot"],
+        ),
+        (
+            {"points": 51, "observations_per_image": 51.0, "matches_per_pair": 168.0},
+            ["only 51 sparse points", "only 51 points on average"],
+        ),
         ({"parallax_degrees": 2.0}, ["2.0 degrees of parallax"]),
         ({"reprojection_error_px": 1.75}, ["1.75 pixels"]),
         ({"reprojection_error_px": float("nan")}, ["nan pixels"]),
