@@ -7,7 +7,7 @@ single process knows (a signal, the time, a full disk) is sent to all before any
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,6 +62,13 @@ def raise_on_all(group: ProcessGroup | None, check: Callable[[], None]) -> None:
         check()
     else:
         group.raise_on_all(check)
+
+
+def rows_of_rank0(group: ProcessGroup, rows: Collection[int], count: int) -> frozenset[int]:
+    """Return the ``rows``, of ``count``, of rank 0, whatever the other ranks have. Every process calls it."""
+    own = torch.zeros(count, dtype=torch.uint8)
+    own[sorted(rows)] = 1
+    return frozenset(group.all_gather(own)[0].nonzero().flatten().tolist())
 
 
 def check_same_run(group: ProcessGroup | None, state: TrainState, scene: Scene) -> None:

@@ -32,6 +32,7 @@ from splatcli.train.data_parallel import (
     check_same_state,
     place_of,
     raise_on_all,
+    rows_of_rank0,
     sync_stop_request,
 )
 from splatcli.train.densify import Strategy, make_strategy
@@ -385,18 +386,22 @@ class Trainer:
     def _compare_views(self, step: int) -> list[Event]:
         """Leave out the training views that do not fit the others after ``step``, and no others any longer.
 
-        Every process of a group renders all views, unless each holds a shard.
+        Every process of a group renders all views, unless each holds a shard; what rank 0 finds holds for all.
         """
-        state = self.state
+        state, before = self.state, self.state.sampler.skipped
         figures = self.scorer.view_errors(state)
         if isinstance(figures, Alarmed):
-            return [dataclasses.replace(figures, step=step)]
-        found = outliers(figures, state.config.train.max_view_error)
-        if found.keys() == state.sampler.skipped:
-            return []
-        state.sampler.skip(found)
-        names = {state.cameras[state.train[row]].name: error for row, error in found.items()}
-        return [ViewsCompared(step, names, len(state.train))]
+            errors, skipped, alarms = {}, before, [dataclasses.replace(figures, step=step)]
+        else:
+            errors = outliers(figures, state.config.train.max_view_error)
+            skipped, alarms = frozenset(errors), []
+        if self.group is not None:
+            skipped = rows_of_rank0(self.group, skipped, len(state.train))
+        if skipped == before:
+            return [*alarms]
+        state.sampler.skip(skipped)
+        names = {state.cameras[state.train[row]].name: error for row, error in errors.items()}
+        return [*alarms, ViewsCompared(step, names, len(state.train))]
 
     def _apply_next_config(self) -> Iterator[Event]:
         """Continue with the settings of reschedule(), if there are any."""

@@ -18,11 +18,12 @@ from splatcli.rasterizer.batch import FlatSums
 from splatcli.scene.images import AHEAD, LoadedImage
 from splatcli.scene.scene import Scene
 from splatcli.train.data_parallel import ReadOnlyRunDir, check_same_run, state_digest
-from splatcli.train.events import RolledBack, Stepped
+from splatcli.train.events import Alarmed, RolledBack, Stepped
+from splatcli.train.outlier_views import ViewError
 from splatcli.train.state import TrainState
 from splatcli.train.trainer import Trainer
 from tests.distributed.ranks import results
-from tests.distributed.training import STEPS, batch_config, go_on, train
+from tests.distributed.training import STEPS, batch_config, go_on, run_of, train
 from tests.native.cases import NEEDS_COMPILER
 from tests.train.worlds import MadeImages, MemoryRun, PlainEngine, made_scene, plain_renderer, random_gaussians
 
@@ -171,6 +172,29 @@ def test_ranks_go_back_together(trouble: str, tmp_path: Path) -> None:
     first, second = results(troubled, 2, str(tmp_path), trouble)
     assert first == second
     assert first[:2] == ([trouble], STEPS)
+
+
+def disagreeing(group: ProcessGroup) -> tuple[set[int], int]:
+    """(rows that are left out, the last digest) where a rank cannot read an image, and others find other outliers."""
+    sound, spoiled = ViewError(0.1, 0.5, 1.0), ViewError(0.9, 0.5, 1.0)
+    config = batch_config(4, schedule={"lr_steps": STEPS})
+    trainer = Trainer.start(config, made_scene(12), run_dir=run_of(group), renderer=plain_renderer, group=group)
+
+    def view_errors(state: TrainState) -> dict[int, ViewError] | Alarmed:
+        if group.rank == 1:
+            return Alarmed(0, "evaluation", "an image cannot be read")
+        return dict.fromkeys(range(len(state.train)), sound) | {3 + group.rank: spoiled}
+
+    trainer.scorer.view_errors = view_errors  # type: ignore[method-assign]
+    for _ in trainer.run():
+        pass
+    return set(trainer.state.sampler.skipped), state_digest(trainer.state)
+
+
+def test_ranks_leave_out_what_rank_0_finds() -> None:
+    first, *others = results(disagreeing, 3)
+    assert first[0] == {3}
+    assert others == [first, first]
 
 
 class FactsRecorder:
