@@ -108,7 +108,10 @@ def notes(facts: dict[str, Any]) -> list[str]:
 def doubts(facts: dict[str, Any]) -> list[str]:
     """Return doubts about the result, a sentence each with what may help."""
     found = []
-    if facts["registered"] < _FEW * facts["total"]:
+    held = bool(facts.get("cameras_held"))
+    observations, matches = facts.get("observations_per_image", math.inf), facts.get("matches_per_pair", 0.0)
+    turned = not held and observations < _NO_DEPTH * matches
+    if facts["registered"] < _FEW * facts["total"] and not turned:
         matching = "" if facts["matching"] == "exhaustive" else "--matching exhaustive and "
         found.append(
             f"only {facts['registered']} of {facts['total']} images could be registered: take more images in between, "
@@ -127,9 +130,6 @@ def doubts(facts: dict[str, Any]) -> list[str]:
             f"points are off by {facts['reprojection_error_px']:.2f} pixels on average: {lens}"
             "--camera-per image if lenses were changed or zoomed"
         )
-    held = bool(facts.get("cameras_held"))
-    observations, matches = facts.get("observations_per_image", math.inf), facts.get("matches_per_pair", 0.0)
-    turned = not held and observations < _NO_DEPTH * matches
     found += few_notes(facts["registered"], 0 if turned else facts["points"], cameras_held=held)
     if turned:
         found.append(

@@ -292,7 +292,7 @@ REPORT = {
             ["only 60 points on average, so the start is weak: take sharper"],
         ),
         (
-            {"points": 11, "observations_per_image": 3.4, "matches_per_pair": 46.0},
+            {"registered": 7, "points": 11, "observations_per_image": 3.4, "matches_per_pair": 46.0},
             ["46 matches in the median, and an image only 3 points, so the camera turned on the spot"],
         ),
         (
