@@ -141,7 +141,7 @@ def without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def test_heic_alone_without_the_extra_names_it(command: str, tmp_path: Path, capfd) -> None:
     (tmp_path / "phone").mkdir()
     for i in range(4):
-        (tmp_path / f"phone/IMG_{i}.HEIC").write_bytes(START)
+        (tmp_path / f"phone/IMG_{i}.HEIC").write_bytes(START + bytes([i]))
     code = run([command, str(tmp_path / "phone")])
     said = capfd.readouterr()
     text = said.out + said.err
