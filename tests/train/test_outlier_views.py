@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from splatcli.cli.console import describe_event
 from splatcli.config import Config, with_settings
+from splatcli.train.events import Stepped, ViewsCompared
 from splatcli.train.image_metrics import ssim
 from splatcli.train.outlier_views import ViewError, compared_divisor, comparisons_due, outliers, view_error
+from splatcli.train.trainer import Trainer
+from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, short_config
 
 GOOD = (0.1, 0.5, 1.0)
 
@@ -114,3 +118,38 @@ def test_masked_pixels_do_not_count() -> None:
 @pytest.mark.parametrize(("size", "divisor"), [((1, 1), 1), ((320, 240), 1), ((321, 240), 2), ((1600, 1200), 8)])
 def test_large_images_are_compared_at_a_smaller_size(size: tuple[int, int], divisor: int) -> None:
     assert compared_divisor(*size) == divisor
+
+
+def test_the_second_comparison_brings_a_view_back() -> None:
+    """Between the two, training takes the other views alone; the message at the end of them says so."""
+    scene = made_scene(12)
+    views = len(scene.train)
+    config = short_config(10 * views, schedule={"lr_steps": 10 * views})
+    trainer = Trainer.start(
+        config,
+        scene,
+        run_dir=MemoryRun(),  # type: ignore[arg-type]
+        engine=PlainEngine(),
+        renderer=plain_renderer,
+    )
+    sound, spoiled = ViewError(*GOOD), ViewError(0.9, 0.5, 1.0)
+    found = iter([dict.fromkeys(range(views), sound) | {3: spoiled}, dict.fromkeys(range(views), sound)])
+    trainer.scorer.view_errors = lambda state: next(found)  # type: ignore[method-assign]
+    compared, used = [], []
+    for event in trainer.run():
+        if isinstance(event, ViewsCompared):
+            compared.append(event)
+            trainer.stepper.view_losses.clear()
+        elif isinstance(event, Stepped) and event.step == 7 * views - 1:
+            used = sorted(trainer.stepper.view_losses)
+    names = [scene.cameras[view].name for view in scene.train]
+    assert compared == [
+        ViewsCompared(5 * views, {names[3]: spoiled}, views),
+        ViewsCompared(7 * views, {}, views),
+    ]
+    assert used == sorted(name for name in names if name != names[3])
+    assert sorted(trainer.stepper.view_losses) == sorted(names)
+    first, second = (describe_event(event) for event in compared)
+    assert first is not None
+    assert first.endswith(f"1 of {views} training views does not fit the others, and is left out: {names[3]}")
+    assert second == f"step {7 * views}: all {views} training views are used again"
