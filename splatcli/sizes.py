@@ -1,4 +1,4 @@
-"""Parse and format numbers of bytes, and large counts."""
+"""Parse and format numbers of bytes, and counts."""
 
 from __future__ import annotations
 
@@ -37,6 +37,14 @@ def parse_count(value: object) -> object:
         return value
     count = float(found[1]) * (10**3 if found[2] in "kK" else 10**6)
     return int(count) if count.is_integer() else value
+
+
+def counted(count: int, one: str, several: str = "") -> str:
+    """Return ``1 image``, or ``2 images``.
+
+    one: the noun, which a verb may follow ("image has"). several: its plural where that is not one more s.
+    """
+    return f"1 {one}" if count == 1 else f"{count:,} {several or one + 's'}"
 
 
 def gib(count: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splatcli.sizes import gib, parse_count, parse_size
+from splatcli.sizes import counted, gib, parse_count, parse_size
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,9 @@ def test_counts_have_suffixes(text: object, count: object) -> None:
 @pytest.mark.parametrize("text", ["k", "1.0005k", "1kk", "-1k", "1e3k", "auto", "1 G"])
 def test_other_texts_are_no_counts(text: str) -> None:
     assert parse_count(text) == text
+
+
+def test_a_count_stands_with_its_noun() -> None:
+    texts = [counted(n, "image") for n in (0, 1, 2, 12_345)]
+    assert texts == ["0 images", "1 image", "2 images", "12,345 images"]
+    assert [counted(n, "view has", "views have") for n in (1, 3)] == ["1 view has", "3 views have"]

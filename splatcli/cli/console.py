@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self, TextIO
 
 from splatcli.errors import OutputError, SplatError, UsageError
 from splatcli.progress import listening
+from splatcli.sizes import counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -584,7 +585,7 @@ def describe_event(event: Event) -> str | None:
 
     match event:
         case Started():
-            views = f"{event.num_train} views, {event.num_test} held out"
+            views = f"{counted(event.num_train, 'view')}, {event.num_test} held out"
             begin, span = f"training on {event.device}: {views}", f"steps {event.step + 1} to {event.iterations}"
             if event.step >= event.iterations:
                 begin, span = f"on {event.device}: {views}", "no step is left"

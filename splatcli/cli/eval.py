@@ -12,6 +12,7 @@ from splatcli.cli import options
 from splatcli.cli.tables import Table
 from splatcli.errors import SceneError, UsageError
 from splatcli.progress import track
+from splatcli.sizes import counted
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.state import Checkpoint
@@ -278,7 +279,7 @@ def _table(facts: dict[str, Any]) -> Table:
         digits = _digits(name)
         ends = [f"{value:.{digits}f} ({view})" for value, view in (worst(values), best(values))]
         rows.append([name.upper().replace("_", " "), f"{facts[name]:.{digits}f}", *ends])
-    title = f"{len(views)} views, {facts['num_gaussians']:,} Gaussians" + (
+    title = f"{counted(len(views), 'view')}, {facts['num_gaussians']:,} Gaussians" + (
         f", sheet {facts['sheet']}" if "sheet" in facts else ""
     )
     return Table(rows, ("metric", "mean", "worst view", "best view"), title)

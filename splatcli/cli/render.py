@@ -12,6 +12,7 @@ import typer
 from splatcli.cli import options
 from splatcli.cli.model_views import ground_truth_of, views_of
 from splatcli.errors import UsageError
+from splatcli.sizes import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -430,7 +431,7 @@ class _RenderSession:
         if not self._scores:
             return {"psnr": None, "ssim": None}
         psnr, ssim = mean_scores(self._scores)
-        self._out.note(f"mean over {len(self._scores)} views: PSNR {psnr:.2f} dB  SSIM {ssim:.4f}")
+        self._out.note(f"mean over {counted(len(self._scores), 'view')}: PSNR {psnr:.2f} dB  SSIM {ssim:.4f}")
         if self._foreign is not None and (note := unlike_note(psnr, self._foreign)) is not None:
             self._out.warn(note)
         return {"psnr": psnr, "ssim": ssim}

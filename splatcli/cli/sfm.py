@@ -14,6 +14,7 @@ from splatcli.cli import options
 from splatcli.cli.console import Output, ProgressBar
 from splatcli.errors import OutputError
 from splatcli.output_files import OUTPUT, scene_name
+from splatcli.sizes import counted
 
 if TYPE_CHECKING:
     from splatcli.config import DataConfig
@@ -191,7 +192,8 @@ def sfm(args: SfmArguments) -> int:
             footage = find_input(args.images, args.masks)
             given["cameras"] = known_cameras(scene, footage)
             if left_out := len(footage.names) - len(given["cameras"]):
-                out.note(f"note: {left_out} images are not views of {args.cameras} and are left out")
+                what = f"not among the views of {args.cameras}"
+                out.note(f"note: {counted(left_out, f'image is {what}', f'images are {what}')}, and left out")
         if args.gcp is not None:
             given["control_points"] = read_control_points(args.gcp).as_dict()
         chosen = SfmOptions(**{name: value for name, value in given.items() if value is not None})

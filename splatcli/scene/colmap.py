@@ -47,6 +47,7 @@ from splatcli.scene.source import (
     rigid_pose,
 )
 from splatcli.scene.text_lines import lines_of
+from splatcli.sizes import counted
 
 #: Where tools put models, most wanted first; each may hold one model, or numbered sub-models.
 PLACES = ("sparse", "colmap/sparse", "distorted/sparse", ".")
@@ -122,7 +123,7 @@ def choose_model(root: Path, name: str, models: list[Model]) -> list[Model]:
     """Return ``models`` with the one in folder ``name`` first. Raises SceneError, which lists them, if it has none."""
     wanted = _model_at(root / name)
     if wanted is None:
-        there = ", ".join(f"{_place(model, root)} ({model.num_images} images)" for model in models)
+        there = ", ".join(f"{_place(model, root)} ({counted(model.num_images, 'image')})" for model in models)
         raise SceneError(
             "there is no COLMAP model (cameras and images, .bin or .txt)",
             where=root / name,
@@ -142,10 +143,11 @@ def read_colmap(root: Path, data: DataConfig, problems: Problems) -> SceneSource
     model, others = models[0], models[1:]
     name = _place(model, root)
     notes = [] if name in ("sparse/0", "sparse") else [f"the COLMAP model in {name}/ is used"]
-    alternatives = "; ".join(f"--model {_place(o, root)} has {o.num_images} images" for o in others)
+    alternatives = "; ".join(f"--model {_place(o, root)} has {counted(o.num_images, 'image')}" for o in others)
     if others:
         notes = [
-            f"of {len(models)} COLMAP models {name} with {model.num_images} images is used; splat train {alternatives}"
+            f"of {len(models)} COLMAP models {name} with {counted(model.num_images, 'image')} is used; "
+            f"splat train {alternatives}"
         ]
     _compare_twin(model, notes)
     views = _views(model, root, data, problems)
@@ -193,7 +195,8 @@ def _compare_twin(model: Model, notes: list[str]) -> None:
     if model.suffix == ".bin" and (model.folder / "images.txt").is_file():
         others = _count_images(model.folder / "images.txt")
         if others != model.num_images:
-            notes.append(f"images.bin ({model.num_images} images) is used, not images.txt ({others} images)")
+            in_binary, in_text = counted(model.num_images, "image"), counted(others, "image")
+            notes.append(f"images.bin ({in_binary}) is used, not images.txt ({in_text})")
     if model.suffix == ".txt":
         halves = [f"{kind}.bin" for kind in ("cameras", "images") if (model.folder / f"{kind}.bin").is_file()]
         if halves:

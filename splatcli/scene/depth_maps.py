@@ -25,6 +25,7 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.decode import apply_orientation, decode_numbers, nearest, read_header, same_shape
 from splatcli.scene.find_images import SHOWN, Found, ambiguous_error, is_file, walk
 from splatcli.scene.source import Problems, SceneSource, View
+from splatcli.sizes import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +115,8 @@ def find_depth_maps(
     named = [view for view in views if view.depth is not None]
     if data.depths is None:
         if named:
-            notes.append(f"{len(named)} images have depth maps, which splat train --depth-loss uses")
+            having = counted(len(named), "image has a depth map", "images have depth maps")
+            notes.append(f"{having}, which splat train --depth-loss uses")
         return {}
     if data.depths == AUTO:
         where = source.file

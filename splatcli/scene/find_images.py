@@ -17,6 +17,7 @@ from splatcli.errors import SceneError
 from splatcli.scene import heif
 from splatcli.scene.decode import RAW_SUFFIXES, conversion
 from splatcli.scene.source import Problems, SceneSource, View
+from splatcli.sizes import counted
 
 #: File name endings that are taken for images, when an ending has to be guessed.
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".avif", *heif.SUFFIXES)
@@ -73,19 +74,20 @@ def find_images(
         if not (skip and found.paths):
             problems.add(_missing(found, len(views), folders, source.root))
         else:
-            notes.append(f"{len(found.missing)} of {len(views)} views have no image and are left out")
+            what = "has no image and is" if len(found.missing) == 1 else "have no image and are"
+            notes.append(f"{len(found.missing)} of {len(views)} views {what} left out")
     for name, candidates in found.ambiguous:
         problems.add(ambiguous_error(found.folder, name, candidates))
     if found.inexact:
         name, file = found.inexact[0]
+        were = counted(len(found.inexact), "image was", "images were")
         notes.append(
-            f"{len(found.inexact)} images were found under another ending, case or Unicode form, or in another folder, "
-            f"e.g. {file} for {name}"
+            f"{were} found under another ending, case or Unicode form, or in another folder, e.g. {file} for {name}"
         )
     if moved := [view.name for view in views if view.moved and view.name in found.paths]:
         notes.append(
-            f"{len(moved)} images are not where {source.file.name} places them, outside the scene, and were found in "
-            f"its folder, e.g. {moved[0]}"
+            f"{counted(len(moved), 'image')} that {source.file.name} places outside the scene "
+            f"{'was' if len(moved) == 1 else 'were'} found in its folder, e.g. {moved[0]}"
         )
     _tell_links(found, source.root, notes)
     # Of images in the scene's own folder, a folder DIR_2 beside it is another scene.
@@ -94,11 +96,12 @@ def find_images(
         smaller = found.folder.with_name(f"{found.folder.name}_{int(data.resolution or 1)}")
         if smaller.is_dir():
             copies = find_in(smaller, _files(view for view in views if view.name in found.paths))
-            if len(copies.paths) == len(found.paths):
+            lacking = len(found.paths) - len(copies.paths)
+            if not lacking:
                 notes.append(f"the images of {smaller.name}/ are used")
                 copies.originals = found.paths
                 return copies
-            notes.append(f"{smaller.name}/ lacks {len(found.paths) - len(copies.paths)} images and is not used")
+            notes.append(f"{smaller.name}/ lacks {counted(lacking, 'image')} and is not used")
     return found
 
 

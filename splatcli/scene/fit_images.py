@@ -23,6 +23,24 @@ from splatcli.scene.images import ImageSource, ImageStore, max_pixels
 from splatcli.scene.masks import alpha_is_mask, check_mask
 from splatcli.scene.source import FixedLens, Problems, View
 from splatcli.scene.undistort import LensKey, camera_of, check_lens, is_fisheye, is_pinhole, lens_key, rescaled
+from splatcli.sizes import counted
+
+#: What is counted of the images; a word in braces is as it is for several images, and _ONE has it for one.
+_NOTES = {
+    "scaled": "image{s} {differ} in size from {their} camera{s}; the intrinsics were scaled to the image{s}",
+    "turned": "image{s} {were} turned as {their} EXIF orientation says, to match {their} camera{s}",
+    "unturned": "image{s} {have} an EXIF orientation that is not applied: as stored {they} {match} {their} camera{s}",
+    "reduced": "image{s} {are} reduced while loading (Lanczos over the area of each pixel)",
+    "alpha": "image{s} {have} transparency and {are} composited on the background (--masks alpha hides it)",
+    "hiding": "image{s} {have} transparency; what is transparent takes no part in training and scores",
+    "masked": "image{s} {have} {masks}; what {they} {hide} takes no part in training and scores",
+    "cut": "image{s} {have} {masks}; what {they} {hide} is empty, and shows the background in training and scores",
+    "several": "file{s} {hold} several pictures, of which the first is used",
+    "narrow": "image{s} {are} narrower than the resolution asked for and {keep} {their} size",
+}
+_ONE = {"s": "", "are": "is", "were": "was", "have": "has", "their": "its", "they": "it"}
+_ONE |= {"differ": "differs", "match": "matches", "hold": "holds", "keep": "keeps", "masks": "a mask", "hide": "hides"}
+_SEVERAL = {"s": "s"} | {word: word for word in _ONE if word != "s"}
 
 #: Without a resolution, wider images are reduced to this many pixels (INRIA's rule).
 MAX_WIDTH = 1600
@@ -198,22 +216,15 @@ class ImageFitter:
 
     def notes(self) -> list[str]:
         """Return notes for the user, a sentence each."""
-        texts = {
-            "scaled": "{} images differ in size from their cameras; the intrinsics were scaled to the images",
-            "turned": "{} images were turned as their EXIF orientation says, to match their cameras",
-            "unturned": "{} images have an EXIF orientation that is not applied: as stored they match their cameras",
-            "reduced": "{} images are reduced while loading (Lanczos over the area of each pixel)",
-            "alpha": "{} images have transparency and are composited on the background (--masks alpha hides it)",
-            "hiding": "{} images have transparency; what is transparent takes no part in training and scores",
-            "masked": "{} images have masks; what they hide takes no part in training and scores",
-            "cut": "{} images have masks; what they hide is empty, and shows the background in training and scores",
-            "several": "{} files hold several pictures, of which the first is used",
-            "narrow": "{} images are narrower than the resolution asked for and keep their size",
-        }
-        notes = [text.format(self.counts[key]) for key, text in texts.items() if self.counts[key]]
+        notes = [
+            f"{number} {text.format_map(_ONE if number == 1 else _SEVERAL)}"
+            for key, text in _NOTES.items()
+            if (number := self.counts[key])
+        ]
         if self.colours:
             names = ", ".join(name for name, _ in self.colours.most_common(_MAX_LISTED))
-            notes.append(f"{self.colours.total()} images are converted to sRGB, from {names}")
+            converted = counted(self.colours.total(), "image is", "images are")
+            notes.append(f"{converted} converted to sRGB, from {names}")
         if any(name.startswith("CMYK") for name in self.colours):
             notes.append("CMYK images without a profile show approximate colours; use the camera's own files")
         if self.models:

@@ -18,6 +18,7 @@ from splatcli.scene.decode import decode
 from splatcli.scene.images import OPAQUE, ImageSource, ImageStore
 from splatcli.scene.masks import read_mask
 from splatcli.scene.scene import Scene
+from splatcli.sizes import counted
 
 #: Points and cameras that are inspected; enough for shares to be good to some percent.
 _POINTS, _CAMERAS = 2_000, 200
@@ -79,7 +80,9 @@ def few_notes(views: int, points: int, *, cameras_held: bool = False) -> list[st
 
     cameras_held: whether the cameras were known before the points, which then say nothing of the poses.
     """
-    found = [f"only {views} views, from which surfaces are guesses: {_MORE_VIEWS}"] if views < FEW_VIEWS else []
+    found = (
+        [f"only {counted(views, 'view')}, from which surfaces are guesses: {_MORE_VIEWS}"] if views < FEW_VIEWS else []
+    )
     if 0 < points < FEW_POINTS and cameras_held:
         found.append(f"only {points} sparse points, so the start is weak: {_SHARPER}")
     elif 0 < points < FEW_POINTS:
@@ -99,7 +102,7 @@ def _cameras(scene: Scene) -> Iterator[Finding]:
     lenses = Counter("pinhole" if source.lens is None else source.lens.model_name for source in scene.images.sources)
     models = ", ".join(f"{count} {name}" for name, count in lenses.most_common())
     where = scene.file.relative_to(scene.root) if scene.file.is_relative_to(scene.root) else scene.file
-    yield Finding("found", "cameras", f"{where}: {len(scene.cameras)} views ({models})")
+    yield Finding("found", "cameras", f"{where}: {counted(len(scene.cameras), 'view')} ({models})")
     centers = np.stack([camera.center for camera in scene.cameras])
     distances = np.linalg.norm(centers - np.median(centers, axis=0), axis=1)
     far = [scene.cameras[i].name for i in np.flatnonzero(distances > _FAR * max(float(np.median(distances)), 1e-12))]
@@ -220,7 +223,9 @@ def _scale(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
 
 def _split(scene: Scene) -> Iterator[Finding]:
     state: Literal["found", "none"] = "found" if scene.test else "none"
-    yield Finding(state, "held out", f"{len(scene.test)} views to measure with, {len(scene.train)} to train on")
+    yield Finding(
+        state, "held out", f"{counted(len(scene.test), 'view')} to measure with, {len(scene.train)} to train on"
+    )
     for text, remedy in _repeated_notes(scene):
         yield Finding("warning", "held out", text, remedy)
 

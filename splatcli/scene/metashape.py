@@ -27,12 +27,13 @@ from splatcli.scene.imported import (
     with_suffix,
 )
 from splatcli.scene.source import ROTATION_TOLERANCE, FixedLens, Problems, Reader, SceneSource, View
+from splatcli.sizes import counted
 
 FILES = "cameras of Metashape (XML)"
 _EXPORT = "export the cameras again: File, Export, Export Cameras, Agisoft XML"
 #: Distances from the Earth's centre, metres, at which coordinates are geocentric.
 _EARTH = (6.3e6, 6.4e6)
-_NO_OFFSET = "slaves of a multi-camera rig whose sensors have no offset from the master in the file"
+_NO_OFFSET = "part of a multi-camera rig whose slave sensors have no offset from the master in the file"
 _NUMBERS = ("f", "cx", "cy", "b1", "b2", "k1", "k2", "k3", "k4", "p1", "p2", "p3", "p4")
 
 
@@ -80,7 +81,10 @@ def read_metashape(root: Path, data: DataConfig, problems: Problems) -> SceneSou
             placement = placements.get(master.get("component_id"), placements[None])
             matrix = _matrix(master, label, file) @ offsets.get(sensor, np.eye(4))
             views.append(_view(element, matrix, label, lens, placement, file, names))
-    notes += [f"{count} cameras of the Metashape chunk are {reason}" for reason, count in skipped.items()]
+    where = "of the Metashape chunk"
+    notes += [
+        f"{counted(count, f'camera {where} is', f'cameras {where} are')} {reason}" for reason, count in skipped.items()
+    ]
     views, place = _locally(views, notes)
     source = SceneSource(root, file, views, folders, place=place, notes=notes)
     with problems.collect():

@@ -27,6 +27,7 @@ from splatcli.scene.source import (
     leads_outside,
     path_in_scene,
 )
+from splatcli.sizes import counted
 
 FILE = "transforms.json"
 
@@ -62,7 +63,8 @@ def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSo
         test = {view.name for view in views} - train
     unused = set() if train is None or test is None else {view.name for view in views} - train - test
     if unused:
-        source.notes.append(f"{len(unused)} views are in neither train_filenames nor test_filenames, and are not used")
+        where = "in neither train_filenames nor test_filenames"
+        source.notes.append(counted(len(unused), f"view {where} is left out", f"views {where} are left out"))
     source.train, source.test = train, test
     return source
 

@@ -24,6 +24,7 @@ from splatcli.scene.imported import (
 from splatcli.scene.observations import ImagePoints, with_doubt
 from splatcli.scene.points import RawPoints, stride
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
+from splatcli.sizes import counted
 
 FILES = "a reconstruction of OpenMVG (sfm_data.json)"
 _EXPORT = "write it again: openMVG_main_ConvertSfM_DataFormat -i sfm_data.bin -o sfm_data.json -V -I -E -S"
@@ -71,7 +72,8 @@ def read_openmvg(root: Path, data: DataConfig, problems: Problems) -> SceneSourc
             viewmat = _viewmat(poses[pose], label, file)
             numbers[key] = len(views)
             views.append(View(image, lens, viewmat, label, outside))
-    notes = [f"{unposed} views of the OpenMVG file have no pose or no intrinsics"] if unposed else []
+    of = counted(unposed, "view of the OpenMVG file has", "views of the OpenMVG file have")
+    notes = [f"{of} no pose or no intrinsics"] if unposed else []
     source = SceneSource(root, file, views, folders, notes=notes)
     with problems.collect():
         points, seen = _points(document, file, data.max_points, numbers)

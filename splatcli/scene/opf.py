@@ -22,6 +22,7 @@ from splatcli.scene.imported import ImageNames, finite_numbers, load_json, only_
 from splatcli.scene.observations import ImagePoints, with_doubt
 from splatcli.scene.points import RawPoints, stride
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
+from splatcli.sizes import counted
 
 FILES = "a project in the Open Photogrammetry Format (.opf)"
 _EXPORT = "export the project again"
@@ -87,9 +88,11 @@ def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
             views.append(view)
     source = SceneSource(root, file, views, folders, notes=notes)
     if (count := len(known & images.keys()) - len(views)) > 0:
-        source.notes.append(f"{count} images of the project are not calibrated")
+        uncalibrated = counted(count, "image of the project is", "images of the project are")
+        source.notes.append(f"{uncalibrated} not calibrated")
     if rolling:
-        source.notes.append(f"the rolling shutter of {rolling} images is known to the project, and is not corrected")
+        shutter = f"the rolling shutter of {counted(rolling, 'image')}"
+        source.notes.append(f"{shutter} is known to the project, and is not corrected")
     if others:
         source.notes.append(f"the project has {1 + len(others)} calibrations; {file.name} is used")
     with problems.collect():

@@ -14,6 +14,7 @@ from splatcli.scene.brown import colmap_camera
 from splatcli.scene.find_images import SUFFIXES, is_file
 from splatcli.scene.imported import finite_numbers, load_json, viewmat_of, with_suffix
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View
+from splatcli.sizes import counted
 
 POLYCAM_FILES = "keyframes/ of Polycam"
 RECORD3D_FILES = "metadata.json with poses of Record3D"
@@ -101,7 +102,8 @@ def read_record3d(root: Path, data: DataConfig, problems: Problems) -> SceneSour
             views.append(View(names.get(i, f"{i}.jpg"), lens, viewmat, label))
     source = SceneSource(root, file, views, [folder], tolerant=True)
     if (count := sum(number >= len(poses) for number in names)) > 0:
-        source.notes.append(f"{count} images of the recording have no pose and are not used")
+        what = "of the recording without a pose"
+        source.notes.append(counted(count, f"image {what} is left out", f"images {what} are left out"))
     return source
 
 

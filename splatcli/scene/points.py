@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from plyfile import PlyData
 
 from splatcli.errors import SceneError
+from splatcli.sizes import counted
 
 #: Bytes of a PLY that are searched for the end of its header.
 _MAX_HEADER = 1 << 20
@@ -151,9 +152,9 @@ def clean_points(
             )
         notes.append(f"{len(bad):,} of {len(xyz):,} points were not finite and are left out")
     if max_doubt > 0 and raw.doubt is not None and (doubtful := good & (raw.doubt > max_doubt)).any():
+        doubted = counted(int(np.count_nonzero(doubtful)), "point is", "points are")
         notes.append(
-            f"{np.count_nonzero(doubtful):,} points are left out that two images see with over {max_doubt:g} times the "
-            "median reprojection error"
+            f"{doubted} left out that two images see with over {max_doubt:g} times the median reprojection error"
         )
         good = good & ~doubtful
     if not good.all():

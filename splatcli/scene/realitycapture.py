@@ -33,6 +33,7 @@ from splatcli.scene.imported import (
     with_suffix,
 )
 from splatcli.scene.source import Problems, Reader, SceneSource, View
+from splatcli.sizes import counted
 
 FILES = "cameras of RealityCapture (CSV or XMP)"
 _EXPORT = "export the registration again as Internal/External camera parameters"
@@ -260,15 +261,17 @@ def _read_xmp(root: Path, data: DataConfig, folders: list[Path], names: ImageNam
     source = SceneSource(root, files[0], views.get(best, []), folders, incidental=True)
     if len(counts) > 1:
         source.notes.append(
-            f"the largest component of RealityCapture is used, with {counts[best]} images; others have "
+            f"the largest component of RealityCapture is used, with {counted(counts[best], 'image')}; others have "
             + ", ".join(str(count) for component, count in counts.items() if component != best)
         )
     if skewed:
-        source.notes.append(f"the skew and the aspect ratio of {skewed} cameras are left out: less than half a pixel")
+        of = f"of {counted(skewed, 'camera')}"
+        source.notes.append(f"the skew and the aspect ratio {of} are left out: less than half a pixel")
     folder = next((folder for folder in folders if files[0].is_relative_to(folder)), root)
     without = sum(1 for _ in images_below(folder)) - len(files)
     if without > 0:
-        source.notes.append(f"{without} images have no pose of RealityCapture beside them and are not used")
+        what = "without a pose of RealityCapture"
+        source.notes.append(counted(without, f"image {what} is left out", f"images {what} are left out"))
     with problems.collect():
         source.points = points_beside(root / "points.xmp", data.max_points)
     return source

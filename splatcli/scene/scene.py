@@ -16,6 +16,7 @@ from splatcli.scene.depth_maps import KnownDepths, depths_of_points
 from splatcli.scene.images import ImageStore
 from splatcli.scene.points import WITH_TRACKS, Observations, PointCloud
 from splatcli.scene.source import SceneSource, View
+from splatcli.sizes import counted
 
 #: Bytes at each end of an image that go into the fingerprint.
 _SAMPLE = 64 << 10
@@ -168,14 +169,14 @@ def split_views(
     elif test_every == 0:
         train, test = everyone, []
     elif len(names) < test_every:
-        notes.append(f"only {len(names)} views: none is held out (one in {test_every} would be)")
+        notes.append(f"only {counted(len(names), 'view')}: none is held out (one in {test_every} would be)")
         train, test = everyone, []
     else:
         train = [i for i in everyone if i % test_every]
         test = [i for i in everyone if i % test_every == 0]
     if not train:
         raise SceneError(
-            f"no view is left to train on: of {len(names)} views {len(test)} are held out",
+            f"no view is left to train on: of {counted(len(names), 'view')} {len(test)} are held out",
             where=source.file,
             remedy="hold fewer out with splat train --test-every (0 holds none out)"
             if source.test is None

@@ -19,6 +19,7 @@ from splatcli.reproducible import log, logit_of
 from splatcli.scene.camera import focus_point
 from splatcli.scene.points import morton_order
 from splatcli.scene.scene import Scene
+from splatcli.sizes import counted
 from splatcli.train.sky import sky_points
 from splatcli.train.visual_hull import hull_points, shows_silhouettes
 
@@ -202,14 +203,14 @@ def _sfm_points(scene: Scene, notes: list[str]) -> tuple[NDArray[np.float32], ND
         )
     first = distinct_rows(xyz)
     if len(first) < len(xyz):
-        notes.append(f"dropped {len(xyz) - len(first)} points that repeat another")
+        notes.append(f"dropped {counted(len(xyz) - len(first), 'point that repeats', 'points that repeat')} another")
     xyz, rgb = xyz[first], rgb[first]
 
     centers = np.stack([scene.cameras[i].center for i in scene.train])
     to_camera, _ = scipy.spatial.cKDTree(centers).query(xyz.astype(np.float64), workers=-1)
     clear = to_camera >= MIN_CAMERA_DISTANCE * scene.extent
     if not clear.all():
-        notes.append(f"dropped {int((~clear).sum())} points at a camera's centre")
+        notes.append(f"dropped {counted(int((~clear).sum()), 'point')} at a camera's centre")
         xyz, rgb = xyz[clear], rgb[clear]
     if len(xyz) < MIN_POINTS:
         notes.append(f"the scene has only {len(xyz)} usable points")

@@ -138,7 +138,7 @@ CASES = [
             f"EXIF {turn}, turned against its camera",
             saved(lambda image: image.transpose(Image.Transpose.ROTATE_90), ".jpg", exif=exif(turn)),
             0,
-            ("1 images were turned as their EXIF orientation says",),
+            ("1 image was turned as its EXIF orientation says",),
         )
         for turn in (6, 8)
     ],
@@ -148,7 +148,7 @@ CASES = [
             f"EXIF {turn}, stored like its camera",
             saved(same, ".jpg", exif=exif(turn)),
             0,
-            ("1 images have an EXIF orientation that is not applied",),
+            ("1 image has an EXIF orientation that is not applied",),
         )
         for turn in (3, 6)
     ],
@@ -160,7 +160,7 @@ CASES = [
     ),
     Case(27, "16-bit PNG", deep(png16, ".png"), 0, ("found under another ending",)),
     Case(27, "16-bit TIFF", deep(tiff16, ".tiff"), 0, ("found under another ending",)),
-    Case(28, "RGBA", saved(transparent), 0, ("1 images have transparency and are composited",)),
+    Case(28, "RGBA", saved(transparent), 0, ("1 image has transparency and is composited",)),
     Case(28, "RGBA as mask", saved(transparent), 0, ("what is transparent takes no part",), ("--masks", "alpha")),
     *[Case(29, f"mode {mode}", saved(converted(mode)), 0) for mode in ("1", "P", "LA")],
     Case(29, "mode I", saved(numbers(np.int32, 257), ".tiff"), 0),
@@ -188,7 +188,7 @@ CASES = [
         "animated WebP",
         saved(same, ".webp", save_all=True, append_images=[Image.new("RGB", (WIDTH, HEIGHT))]),
         0,
-        ("1 files hold several pictures, of which the first is used",),
+        ("1 file holds several pictures, of which the first is used",),
     ),
     Case(32, "twice the size", grown((160, 120)), 0, ("12 images differ in size from their cameras",)),
     Case(32, "another shape", grown((80, 80)), 3, ("12 problems", "80x80 pixels, its camera 80x60")),

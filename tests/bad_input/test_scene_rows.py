@@ -461,7 +461,7 @@ CASES = [
         ("started from 99 random",),
         ("--init", "random"),
     ),
-    Case(15, "at a camera", points(at_a_camera), 0, ("dropped 1 points at a camera's centre", "663 Gaussians")),
+    Case(15, "at a camera", points(at_a_camera), 0, ("dropped 1 point at a camera's centre", "663 Gaussians")),
     # Images that are not where they should be.
     Case(
         16,
@@ -486,7 +486,7 @@ CASES = [
         "one, skipped",
         remove("scene/images/view_004.jpg"),
         0,
-        ("1 of 12 views have no image",),
+        ("1 of 12 views has no image",),
         ("--skip-missing",),
     ),
     Case(

@@ -396,7 +396,7 @@ def test_b1_stretches_the_width_and_a_small_skew_is_reported(tmp_path: Path) -> 
     scene = read_scene(tmp_path, DataConfig())
     assert (scene.cameras[0].fx, scene.cameras[0].fy) == pytest.approx((61.5, 60.0))
     assert any("skew b2 is left out, which shifts the edge of the image by 0.13 pixels" in note for note in scene.notes)
-    assert "1 cameras of the Metashape chunk are not aligned" in scene.notes
+    assert "1 camera of the Metashape chunk is not aligned" in scene.notes
 
 
 @pytest.mark.parametrize("leader", [0, 1])
@@ -442,7 +442,7 @@ def test_a_rig_of_two_cameras(leader: int, tmp_path: Path) -> None:
         np.testing.assert_allclose(other.viewmat[0, :3], rig.rotation @ turn @ [1, 0, 0], atol=1e-9)
     assert "2 cameras of the Metashape chunk are not aligned" in scene.notes
     assert (
-        "1 cameras of the Metashape chunk are slaves of a multi-camera rig whose sensors have no offset from the "
+        "1 camera of the Metashape chunk is part of a multi-camera rig whose slave sensors have no offset from the "
         "master in the file" in scene.notes
     )
 
@@ -526,7 +526,7 @@ def test_xmp_files_beside_images_are_sorted_out(tmp_path: Path) -> None:
         f"the largest component of RealityCapture is used, with {kept} images; others have {made.COUNT - kept - 1}"
         in scene.notes
     )
-    assert "1 images have no pose of RealityCapture beside them and are not used" in scene.notes
+    assert "1 image without a pose of RealityCapture is left out" in scene.notes
     assert any("the skew and the aspect ratio" in note for note in scene.notes)
     some = tmp_path / "some"
     shutil.copytree(tmp_path / "images", some / "images")
@@ -940,7 +940,7 @@ def test_the_largest_reconstruction_of_opensfm_is_used(sample: list[write.Known]
 
 def test_views_of_openmvg_without_a_pose_are_counted(sample: list[write.Known], tmp_path: Path) -> None:
     write.openmvg(tmp_path, SAMPLE / "images", sample)
-    assert "1 views of the OpenMVG file have no pose or no intrinsics" in read_scene(tmp_path, DataConfig()).notes
+    assert "1 view of the OpenMVG file has no pose or no intrinsics" in read_scene(tmp_path, DataConfig()).notes
 
 
 def test_an_opf_project_of_a_phone_that_was_moved(tmp_path: Path) -> None:
@@ -960,7 +960,7 @@ def test_an_opf_project_of_a_phone_that_was_moved(tmp_path: Path) -> None:
     assert [camera.name for camera in scene.cameras] == [camera.name for camera in cameras]
     assert scene.points is not None
     assert len(scene.points) == 10
-    assert "1 images of the project are not calibrated" in scene.notes
+    assert "1 image of the project is not calibrated" in scene.notes
     assert "the rolling shutter of 3 images is known to the project, and is not corrected" in scene.notes
 
 
@@ -1023,7 +1023,7 @@ def test_doubtful_points_are_left_out(program: str, tmp_path: Path) -> None:
     assert scene.points is not None
     near = [np.abs(scene.points.xyz - xyz).max(axis=1).min() < 1e-6 for xyz in tracked.points[0]]
     assert [index for index, there in enumerate(near) if not there] == [7]
-    assert any(note.startswith("1 points are left out that two images see") for note in scene.notes)
+    assert any(note.startswith("1 point is left out that two images see") for note in scene.notes)
     (found,) = compare_observations(scene)
     assert found.state == "found"
     assert re.fullmatch(r"sparse points are off by 0\.05\d* pixels in the median \(40 of them\)", found.text)
@@ -1035,7 +1035,7 @@ def test_a_rejected_observation_of_opensfm_is_none(tmp_path: Path) -> None:
     tracked = Tracked.of({7: 2, 9: 2}, {7: 0.2})
     tracked.seen += [(4, 7, np.array([1.0, 1.0])), (4, 9, np.array([60.0, 40.0]))]
     scene = read_scene(tracked.write("opensfm", tmp_path), DataConfig())
-    assert any(note.startswith("1 points are left out that two images see") for note in scene.notes)
+    assert any(note.startswith("1 point is left out that two images see") for note in scene.notes)
 
 
 def test_observations_through_a_rolling_shutter_are_not_used(tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ def test_images_are_found_by_their_last_names_where_folders_changed(tmp_path: Pa
     for i in range(made.COUNT):
         np.testing.assert_array_equal(scene.images.load(i), made.picture(i))
     notes = " ".join(scene.notes)
-    assert "8 images were found under" in notes or "8 images are not where" in notes
+    assert "8 images were found under" in notes or "outside the scene were found in its folder" in notes
 
 
 def test_last_names_that_several_images_have_are_not_guessed(tmp_path: Path) -> None:

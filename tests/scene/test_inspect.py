@@ -40,7 +40,7 @@ def test_a_good_scene_has_what_it_needs_and_no_warning(tmp_path: Path) -> None:
         ("none", "masks"): "looked for masks/ beside the photos (a.png or a.jpg.png for a.jpg)",
         ("none", "depth maps"): "none named; --depths DIR takes a folder of them",
         ("found", "points"): "20 sparse points",
-        ("found", "held out"): "1 views to measure with, 7 to train on",
+        ("found", "held out"): "1 view to measure with, 7 to train on",
     }
 
 

@@ -125,7 +125,7 @@ def test_views_to_validate_on_are_held_out_where_none_are_to_test_on(tmp_path: P
     scene = read_scene(tmp_path, DataConfig())
     assert (scene.train, scene.test) == ([0, 1, 2, 3], [5, 6])
     unused = made.COUNT - 6
-    assert any(f"{unused} views are in neither" in note for note in scene.notes)
+    assert f"{unused} views in neither train_filenames nor test_filenames are left out" in scene.notes
 
 
 def test_points_of_a_ply_are_read(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_images_named_by_paths_of_another_machine_are_found_in_the_scene(tmp_pat
     assert [camera.name for camera in scene.cameras] == made.names()
     assert scene.images.has_masks
     assert scene.test == [5]
-    assert any("8 images are not where transforms.json places them" in note for note in scene.notes)
+    assert any("8 images that transforms.json places outside the scene were found" in note for note in scene.notes)
 
 
 @pytest.mark.parametrize("path", ["C:\\Users\\me\\0002.png", "/home/me/other/0002.png", "../other/0002.png"])
@@ -217,7 +217,7 @@ def test_one_image_of_another_machine_is_found_beside_those_of_the_scene(tmp_pat
     _edit(tmp_path, frames=frames)
     scene = read_scene(tmp_path, DataConfig())
     assert [camera.name for camera in scene.cameras] == made.names()
-    assert any("1 images are not where transforms.json places them" in note for note in scene.notes)
+    assert any("1 image that transforms.json places outside the scene was found" in note for note in scene.notes)
 
 
 def test_a_path_of_another_machine_to_nothing_in_the_scene_is_refused(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_an_incomplete_folder_of_smaller_copies_is_not_used(tmp_path: Path) -> N
     made.write_images(tmp_path / "images_2", made.names()[:7], size=(32, 24))
     scene = read_scene(tmp_path, DataConfig(resolution=2))
     assert scene.images.sources[0].path.parent.name == "images"
-    assert any("images_2/ lacks 1 images" in note for note in scene.notes)
+    assert any("images_2/ lacks 1 image" in note for note in scene.notes)
 
 
 def test_the_scene_beside_this_one_holds_no_smaller_copies(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_images_turned_by_exif_are_turned_back(tmp_path: Path) -> None:
     Image.fromarray(np.rot90(made.picture(5)).copy()).save(tmp_path / "images/0005.png", exif=exif)
     scene = read_scene(tmp_path, DataConfig())
     np.testing.assert_array_equal(scene.images.load(5), made.picture(5))
-    assert any("1 images were turned" in note for note in scene.notes)
+    assert any("1 image was turned" in note for note in scene.notes)
 
 
 def test_images_turned_without_exif_are_an_error(tmp_path: Path) -> None:

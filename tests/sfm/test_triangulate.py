@@ -116,7 +116,7 @@ def test_a_second_call_uses_the_first_and_other_cameras_do_not(
     (tmp_path / "transforms.json").write_text(json.dumps(moved))
     assert run(["sfm", str(posed), "--cameras", str(tmp_path), "-o", str(made)]) == 8
     said = capfd.readouterr().err
-    assert f"1 images are not views of {tmp_path}" in said
+    assert f"1 image is not among the views of {tmp_path}, and left out" in said
     assert "the cameras of other images, or made with other options" in said
 
 

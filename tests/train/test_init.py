@@ -124,7 +124,7 @@ def test_points_at_a_camera_are_dropped() -> None:
     xyz[4] = scene.cameras[1].center
     gaussians, notes = initial_gaussians(config(), scene_with(xyz), generator())
     assert len(gaussians) == 19
-    assert notes == ["dropped 1 points at a camera's centre"]
+    assert notes == ["dropped 1 point at a camera's centre"]
 
 
 def test_points_that_are_not_finite_are_refused() -> None:
