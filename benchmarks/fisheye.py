@@ -1,10 +1,10 @@
 """What training on fisheye images gains over training on their middle: docs/quality.md, "Wide lenses".
 
-    python -m benchmarks.fisheye FOLDER [--steps 3000] [--cap-max 20000] [--seed 42] > fisheye.json
+    python -m benchmarks.fisheye FOLDER [--steps 3000] [--cap-max 20000] [--seed 42] [--preview] > fisheye.json
 
 FOLDER gets a capture of the sample courtyard through a fisheye lens, traced ray by ray (minutes, once), and a run for
 each projection. Both models are scored on the images of the lens, and on perspective views of several widths cut out
-of its undistorted images.
+of its undistorted images. --preview makes a capture of small images in coarse light, in seconds.
 """
 
 from __future__ import annotations
@@ -72,19 +72,22 @@ class FisheyeView(tracing.View):
         )
 
 
-def make_capture(folder: Path) -> None:
+def make_capture(folder: Path, preview: bool) -> None:
     """Write images and a COLMAP model with the true cameras."""
     (folder / "images").mkdir(parents=True)
     (folder / "sparse/0").mkdir(parents=True)
-    tracing.SAMPLES = SAMPLES
+    tracing.SAMPLES = 1 if preview else SAMPLES
+    quality = BakeQuality(texels=0.2, sun_rays=4, sky_rays=4, first_rays=2) if preview else BakeQuality()
+    reduced = 4 if preview else 1
+    width, height, focal = WIDTH // reduced, HEIGHT // reduced, FOCAL / reduced
     camera_seed, light_seed, point_seed = np.random.SeedSequence(SEED).spawn(3)
     shots = [
-        FisheyeView(view.name, WIDTH, HEIGHT, FOCAL, view.rotation, view.centre)
+        FisheyeView(view.name, width, height, focal, view.rotation, view.centre)
         for view in views(np.random.default_rng(camera_seed))
     ]
     images = []
     with ProcessPoolExecutor() as pool:
-        light = bake(BakeQuality(), np.random.default_rng(light_seed), pool)
+        light = bake(quality, np.random.default_rng(light_seed), pool)
         for shot, job in zip(shots, [pool.submit(tracing.render, shot, light) for shot in shots], strict=True):
             path = folder / "images" / shot.name
             Image.fromarray(job.result()).save(path, quality=JPEG_QUALITY, subsampling=0)
@@ -95,7 +98,7 @@ def make_capture(folder: Path) -> None:
     model = pycolmap.Reconstruction(str(place))
     camera = model.camera(1)
     camera.model = pycolmap.CameraModelId.OPENCV_FISHEYE
-    camera.params = [FOCAL, FOCAL, WIDTH / 2, HEIGHT / 2, *K]
+    camera.params = [focal, focal, width / 2, height / 2, *K]
     model.update_point_3d_errors()
     model.write_binary(str(place))
 
@@ -127,10 +130,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--cap-max", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--preview", action="store_true")
     options = parser.parse_args(arguments)
     capture = options.folder / "courtyard"
     if not capture.is_dir():
-        make_capture(capture)
+        make_capture(capture, options.preview)
     scenes = {name: read_scene(capture, DataConfig.model_validate({"projection": name})) for name in PROJECTIONS}
     runs = {}
     for name in PROJECTIONS:
@@ -145,7 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "lens": round(of_lens(model, scenes["fisheye"]), 2),
             "perspective": {half: round(of_perspective(model, scenes["pinhole"], half), 2) for half in HALVES},
         }
-    about = {"command": COMMAND, **origin(), "steps": options.steps, "seed": options.seed, "cap_max": options.cap_max}
+    command = f"{COMMAND} --preview" if options.preview else COMMAND
+    about = {"command": command, **origin(), "steps": options.steps, "seed": options.seed, "cap_max": options.cap_max}
     print(json.dumps({**about, "psnr": runs}, indent=1))
     return 0
 

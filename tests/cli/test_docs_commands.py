@@ -76,6 +76,7 @@ SMALLER = {
     "--seeds 1,2": "--seeds 1",
     "box:-1,-1,-1,1,1,1": "box:-1,-1,-1,1,0.5,1",
     "images/": "photos/",
+    "benchmarks.fisheye FOLDER": "benchmarks.fisheye FOLDER --preview --steps 20 --cap-max 1000",
     "sphere:0,0,0,1.5 --resolution 400": "sphere:0,0,0,50 --resolution 64",
     "sphere:0,0,0.6,2.3 --resolution 400": "sphere:0,0,0.6,50 --resolution 64",
 }
