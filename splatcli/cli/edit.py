@@ -203,7 +203,12 @@ class EditArguments:
 
     def __post_init__(self) -> None:
         if self.output is None and not self.dry_run:
-            raise UsageError("no file to write is named", where="-o", remedy="splat edit MODEL -o edited.ply --scale 2")
+            last = self.models[-1] if self.models else None
+            meant = (
+                last is not None and not last.exists() and last.suffix
+            )  # as programs take it that write the last file
+            remedy = f"-o {last}" if meant else "splat edit MODEL -o edited.ply --scale 2"
+            raise UsageError("no file to write is named", where="-o", remedy=remedy)
         if any((self.translate, self.rotate, self.scale)):
             raise UsageError("an operation is in one word with another flag", where="-t, -r, -s", remedy="-w -t 0,0,1")
         if self.output is not None and self.output.suffix.lower() in (".pth", ".ckpt"):

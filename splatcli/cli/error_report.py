@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import itertools
 import os
+import re
 import sys
 import tempfile
 import time
@@ -17,6 +17,7 @@ import typer
 
 from splatcli import __version__
 from splatcli.cli.console import Output, printed_text_error
+from splatcli.cli.hints import command_hint, flag_hint, word_hint
 from splatcli.cli.process import PipeError
 from splatcli.errors import (
     DeviceFaultError,
@@ -40,6 +41,8 @@ _LESS_MEMORY = {
     "render": "choose a smaller --size, or end other programs",
     "mesh": "choose a larger --voxel, keep a part with --crop, or end other programs",
 }
+#: The message of a word too many.
+_EXTRA = re.compile(r"unexpected extra argument.*\((.+)\)$")
 #: Commands that take --device and are done within minutes on a CPU.
 _FAST_ON_CPU = {"render", "eval", "compare", "mesh"}
 
@@ -113,15 +116,25 @@ def _from_typer(error: typer.TyperException, argv: Sequence[str]) -> UsageError:
     remedy = f"see {context.command_path} --help"
     names = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
     if unknown is None or unknown in names:
-        return UsageError(error.format_message().rstrip("."), remedy=remedy)
-    keys = _keys_of(unknown) if "--set" in names else []
+        return _from_words(error.format_message().rstrip("."), context, argv, remedy)
+    hint = flag_hint(context.info_name or "", unknown, names)
+    keys = _keys_of(unknown) if "--set" in names and (hint is None or hint.startswith("did")) else []
     if keys:
         return UsageError(
             f"there is no option {unknown}; {keys[0]} is a setting without one",
             remedy=f"--set {keys[0]}=VALUE; splat docs settings describes it",
         )
-    near = [name for name in names if name.startswith(unknown)] or difflib.get_close_matches(unknown, names, n=1)
-    return UsageError(f"there is no option {unknown}", remedy=f"did you mean {near[0]}?" if near else remedy)
+    return UsageError(f"there is no option {unknown}", remedy=hint or remedy)
+
+
+def _from_words(message: str, context: typer.Context, argv: Sequence[str], remedy: str) -> UsageError:
+    """Return the error for words that are no flags: a command that is not there, a word too many."""
+    if context.parent is None and argv and not argv[0].startswith("-"):
+        hint = command_hint(argv)
+        return UsageError(f"there is no command {argv[0]}" if hint else message, remedy=hint or remedy)
+    found = _EXTRA.search(message)
+    hint = word_hint(context.info_name or "", found[1].split()) if found else None
+    return UsageError(message, remedy=hint or remedy)
 
 
 def _keys_of(option: str) -> list[str]:

@@ -245,7 +245,7 @@ def _newest_in(folder: Path, out: Output | None, allow_older: bool | None) -> Pa
 def models_below(folder: Path) -> str | None:
     """Return models in a folder that is no run, for a remedy: files of splats, else runs up to three down."""
     with os_errors(UnreadableError, folder):
-        found = sorted(path for path in islice(folder.iterdir(), _INSPECTED) if _holds_splats(path))
+        found = sorted(path for path in islice(folder.iterdir(), _INSPECTED) if is_splats_file(path))
         for pattern in ("*", "*/*", "*/*/*"):
             if not found:
                 inside = (path for path in islice(folder.glob(pattern), _INSPECTED) if path.is_dir())
@@ -253,7 +253,7 @@ def models_below(folder: Path) -> str | None:
     return " or ".join(map(str, found[:_SHOWN])) + (", ..." if len(found) > _SHOWN else "") if found else None
 
 
-def _holds_splats(path: Path) -> bool:
+def is_splats_file(path: Path) -> bool:
     """Return whether a file has the suffix of splats alone, or is a PLY with their columns and no point cloud."""
     suffix = path.suffix.lower()
     if suffix != ".ply" or not path.is_file():

@@ -9,11 +9,13 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
+from splatcli.cli.model import is_splats_file
 from splatcli.cli.options import Command
 from splatcli.errors import UsageError
 
-#: Flags of the original program, gsplat and nerfstudio -> what stands for them; "" takes the value alone, a name with
-#: "=" is a setting. Here and below "_" is written "-", which both mean the same in gsplat and nerfstudio.
+#: Flags of the original program, gsplat, nerfstudio, Brush and OpenSplat -> what stands for them; "" takes the value
+#: alone, a name with "=" is a setting. Here and below "_" is written "-", which both mean the same in gsplat and
+#: nerfstudio.
 _FLAGS = {
     "-s": "",
     "--source-path": "",
@@ -27,6 +29,15 @@ _FLAGS = {
     "-d": "--depths",
     "--max-num-iterations": "-n",
     "--max-steps": "-n",
+    "--total-steps": "-n",
+    "--num-iters": "-n",
+    "--max-splats": "--cap-max",
+    "--eval-split-every": "--test-every",
+    "--llffhold": "--test-every",
+    "--max-resolution": "-r",
+    "--load-checkpoint": "--init",
+    "--machine.seed": "--seed",
+    "--machine.num-devices": "--ranks",
     "--data-factor": "-r",
     "--downscale-factor": "-r",
     "--images-path": "--images",
@@ -75,6 +86,10 @@ _FLAGS = {
     "--pipeline.model.warmup-length": "schedule.refine_start=",
     "--pipeline.model.stop-split-at": "schedule.refine_stop=",
     "--pipeline.model.ssim-lambda": "train.ssim_lambda=",
+    "--pipeline.model.num-downscales": "schedule.num_downscales=",
+    "--viewer.websocket-port": "--viewer-port",
+    "--exposure-lr-init": "views.exposure_lr=",
+    "--exposure-lr-final": "views.exposure_lr_final=",
 }
 
 #: Flags that take several numbers -> the setting that is their list; none where splat needs no such list.
@@ -99,8 +114,16 @@ _SWITCHES: dict[str, list[str]] = {
     "--pipeline.model.use-absgrad": ["--strategy", "absgrad"],
     "--pipeline.model.use-bilateral-grid": ["--bilateral-grid"],
     "--pipeline.model.random-init": ["--init", "random"],
+    "--with-viewer": ["--viewer"],
     "--eval": [],
     "--packed": [],
+    "--sparse-grad": [],
+    "--visible-adam": [],
+    "--disable-video": [],
+    "--no-viewer": [],
+    "--strategy.verbose": [],
+    "--convert-SHs-python": [],
+    "--compute-cov3D-python": [],
     "--disable-viewer": [],
     "--normalize-world-space": [],
     "--no-normalize-world-space": [],
@@ -141,6 +164,11 @@ _WITHOUT_MEANING = {
     "--port",
     "--vis",
     "--lpips-net",
+    "--mixed-precision",
+    "--timestamp",
+    "--position-lr-max-steps",
+    "--debug-from",
+    "--pipeline.datamanager.cache-images",
     "--viewer.quit-on-train-completion",
 }
 
@@ -158,6 +186,9 @@ _METHODS: dict[str, list[str]] = {
 
 #: nerfstudio's words for the layout of a scene, before the flags of its reader: layouts are recognised.
 _READERS = frozenset(("colmap", "nerfstudio-data", "blender-data"))
+
+#: Ends of names of files of splats, which other programs write with -o.
+_SPLATS = frozenset((".ply", ".splat", ".spz", ".sog", ".ksplat", ".glb", ".usdz"))
 
 #: The steps of gsplat's trainer, which ``--steps_scaler`` multiplies.
 _THEIR_STEPS = 30_000
@@ -270,6 +301,12 @@ def scene_to_train(path: Path, *, is_layout_given: bool) -> tuple[Path, str | No
             where=path,
             remedy=f"splat resume {name} continues its run; splat train SCENE --init {name} starts from it",
         )
+    if is_splats_file(path):
+        raise UsageError(
+            "this is a file of splats, and training takes a scene",
+            where=path,
+            remedy=f"splat train SCENE --init {name} starts from it; splat view {name} shows it",
+        )
     if (path / "ckpts").is_dir() and not (path / "images").is_dir():
         raise UsageError(
             "this is a run folder, and training takes a scene", where=path, remedy=f"splat resume {name} continues it"
@@ -295,6 +332,18 @@ def scene_to_train(path: Path, *, is_layout_given: bool) -> tuple[Path, str | No
     if absolute.name == "images" and (described or (root / "transforms.json").is_file()):
         return _moved(root, path)
     return path, None
+
+
+def check_run_folder(output: Path | None) -> None:
+    """Raise UsageError for the name of a file of splats as the folder of a run that is not there yet."""
+    if output is None or output.suffix.lower() not in _SPLATS or output.is_dir():
+        return
+    run = shlex.quote(str(output.with_suffix("")))
+    raise UsageError(
+        "a run needs a folder, and this is the name of a file of splats",
+        where=f"-o {output}",
+        remedy=f"-o {run}, and then splat export {run} -o {shlex.quote(str(output))}",
+    )
 
 
 def _is_model(folder: Path) -> bool:

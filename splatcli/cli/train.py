@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splatcli.cli import options
-from splatcli.cli.other_programs import scene_to_train
+from splatcli.cli.other_programs import check_run_folder, scene_to_train
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class TrainArguments:
         from splatcli.config import COLOUR_MAPS
 
         settings, processes = self.settings, self.processes
+        check_run_folder(self.output)
         if self.max_time is not None:
             _seconds(self.max_time)
         maps = [f"--{name.replace('_', '-')}" for name in COLOUR_MAPS if settings.get(f"views.{name}")]

@@ -454,8 +454,8 @@ _TIMES = {"trbf_center", "trbf_scale", "motion_0", "scale_t", "scale_t_0", "rot_
 #: Names of the elements that Brush reads as the changes of a later frame.
 _CHANGES = "delta_vertex_"
 _USE_OF_POINTS = (
-    "name the PLY that a training wrote, as point_cloud/iteration_30000/point_cloud.ply; points to start from are read "
-    "with the scene: points3D.* of a COLMAP model, ply_file_path of transforms.json"
+    "name the PLY that a training wrote, as point_cloud/iteration_30000/point_cloud.ply; training starts from points "
+    "with splat train SCENE --points FILE, else from those of the scene"
 )
 
 

@@ -301,7 +301,7 @@ ROWS = [
         "a point cloud",
         "a.ply",
         without(*[f"{n}_{i}" for n, k in (("scale", 3), ("rot", 4), ("f_dc", 3)) for i in range(k)], "opacity"),
-        "points to start from are read with the scene",
+        "training starts from points with splat train SCENE --points FILE",
         reported=True,
     ),
     Row(51, "a NumPy archive", "a.npz", numpy_archive, "it holds means.npy, scales.npy"),
