@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import inspect
 import itertools
 import json
 import logging
@@ -549,8 +550,7 @@ class Trainer:
             raise UsageError(f"{config.strategy.name!r} is a strategy of splat", where="strategy", remedy="rename it")
         self._engine = None
         if loss is not None:
-            if not callable(loss):
-                raise UsageError(f"{loss!r} cannot be called", where="loss", remedy="loss=a function; see docs/api.md")
+            _check_loss(loss)
             for name, wanted, problem in (
                 ("batch_size", config.train.batch_size == 1, "takes one view a step"),
                 ("offload", not config.memory.offload, "needs all Gaussians on the device"),
@@ -845,11 +845,36 @@ def _checked(strategy: object) -> Strategy:
         raise UsageError(f"{strategy.__name__} is a class", where="strategy", remedy=f"strategy={strategy.__name__}()")
     if isinstance(strategy, Strategy):
         return strategy
+    missing = [name for name in vars(Strategy) if not name.startswith("_") and not hasattr(strategy, name)]
     raise UsageError(
-        f"{type(strategy).__name__} lacks a method of a strategy",
+        f"{type(strategy).__name__} lacks a method of a strategy: {', '.join(missing)}",
         where="strategy",
-        remedy="splatcli/train/densify/base.py, class Strategy, lists them",
+        remedy="splatcli/train/densify/base.py, class Strategy, describes them",
     )
+
+
+def _check_loss(loss: object) -> None:
+    """Raise UsageError for a loss that cannot be called with image, target and counts."""
+    if not callable(loss):
+        raise UsageError(f"{loss!r} cannot be called", where="loss", remedy="loss=a function; see docs/api.md")
+    try:  # a module of torch takes whatever its forward() takes
+        signature = inspect.signature(getattr(loss, "forward", loss))
+    except (TypeError, ValueError):  # of a function of C
+        return
+    try:
+        signature.bind(None, None, None)
+    except TypeError:
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise UsageError(
+            f"{name}{signature} cannot be called with image, target and counts",
+            where="loss",
+            remedy=f"a function of all three, as loss=lambda image, target, counts: {_called(name)}(image, target)",
+        ) from None
+
+
+def _called(name: str) -> str:
+    """Return a name that stands for a function in an example."""
+    return name if name.isidentifier() else "f"
 
 
 def _check_default_device() -> None:

@@ -616,7 +616,7 @@ def test_a_strategy_of_ones_own_needs_no_entry_point(
         ({"iterationz": 3}, "no setting 'iterationz'"),
         ({"iterations": -3}, "out of range"),
         ({"callbacks": [object()]}, "has no hook"),
-        ({"strategy": object()}, "lacks a method of a strategy"),
+        ({"strategy": object()}, "lacks a method of a strategy: absgrad, collects_stats, regularisation, refines_at"),
         ({"strategy": "no-such"}, "there is no such strategy"),
         ({"blocks": "2x2"}, "blocks are trained by splat train"),
         ({"loss": plain_loss, "batch_size": 2}, "one view a step"),
@@ -839,6 +839,22 @@ def test_a_trainer_takes_a_device_of_torch_and_no_loss_that_is_not_called(ball: 
     assert trainer.device == "cpu"
     with pytest.raises(UsageError, match="'l1' cannot be called"):
         splatcli.Trainer(ball, output=tmp_path / "run", loss="l1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("loss", [torch.nn.MSELoss(), torch.nn.functional.tanh, lambda image, target: image.sum()])
+def test_a_loss_takes_image_target_and_counts(ball: Path, tmp_path: Path, loss: Any) -> None:
+    """Another function, such as a loss of torch, is refused before the run has a folder."""
+    with pytest.raises(UsageError, match="cannot be called with image, target and counts"):
+        splatcli.Trainer(ball, output=tmp_path / "run", loss=loss)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_pose_that_no_camera_has_is_refused() -> None:
+    one = ("a", 8, 6, 5.0, 5.0, 4.0, 3.0)
+    with pytest.raises(ValueError, match=r"requires a gradient.*render\(gaussians, camera, viewmat=pose\)"):
+        splatcli.Camera(*one, torch.eye(4, requires_grad=True))
+    with pytest.raises(ValueError, match=r"viewmat has shape \(3, 4\), not \(4, 4\)"):
+        splatcli.Camera(*one, np.eye(4)[:3])
 
 
 @NEEDS_COMPILER

@@ -52,7 +52,14 @@ class Camera:
     def __post_init__(self) -> None:
         if self.model not in MODELS:
             raise ValueError(f"there is no camera model {self.model!r}; there are {', '.join(MODELS)}")
+        if getattr(self.viewmat, "requires_grad", False):
+            raise ValueError(
+                "the camera's viewmat requires a gradient, and a camera has none: "
+                "splatcli.rasterizer.render(gaussians, camera, viewmat=pose) gives the pose one"
+            )
         object.__setattr__(self, "viewmat", np.asarray(self.viewmat, dtype=np.float64))
+        if self.viewmat.shape != (4, 4):
+            raise ValueError(f"the camera's viewmat has shape {self.viewmat.shape}, not (4, 4)")
 
     def __setstate__(self, state: list[Any]) -> None:
         """Take what pickle and copy store: the fields in their order, those of the version that wrote them."""
