@@ -975,6 +975,12 @@ def test_arguments_of_another_type_are_named(trained: Path, ball: Path, tmp_path
         model.export(tmp_path / "a.ply", crop=(0, 0, 0, 1, 1, 1))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="background is a list"):
         render(model.gaussians, model.cameras[0], background=[1.0, 1.0, 1.0])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="viewmat is a ndarray, not"):
+        render(model.gaussians, model.cameras[0], viewmat=np.eye(4))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="gaussians is a Model, not Gaussians, such as those of a model"):
+        render(model, model.cameras[0])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=rf"filter_3d has shape \(3,\), not \({len(model)},\)"):
+        render(model.gaussians, model.cameras[0], filter_3d=torch.zeros(3))
     with pytest.raises(TypeError, match="img2 is a ndarray"):
         splatcli.fused_ssim(torch.from_numpy(wrong), wrong)  # type: ignore[arg-type]
 

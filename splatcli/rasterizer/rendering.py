@@ -94,7 +94,7 @@ def render(
     reference renders, with a warning.
     Gradients of gradients are not available.
     Raises ValueError for shapes that do not fit and for a camera with numbers that are not finite or focal lengths that
-    are not positive, TypeError for a background that is no tensor, ResourceError when memory does not suffice.
+    are not positive, TypeError for what is no Gaussians or no tensor, ResourceError when memory does not suffice.
     """
     return ViewRender(
         gaussians,
@@ -152,6 +152,13 @@ class ViewRender:
         bounds: Tensor | None = None,
     ) -> None:
         """Project."""
+        if not isinstance(gaussians, Gaussians):
+            raise TypeError(f"gaussians is a {type(gaussians).__name__}, not Gaussians, such as those of a model")
+        for name, tensor in (("background", background), ("viewmat", viewmat), ("filter_3d", filter_3d)):
+            if tensor is not None and not isinstance(tensor, Tensor):
+                raise TypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
+        if filter_3d is not None and filter_3d.shape != (len(gaussians),):
+            raise ValueError(f"filter_3d has shape {tuple(filter_3d.shape)}, not ({len(gaussians)},)")
         if sh_degree is None:
             sh_degree = gaussians.sh_degree
         if not 0 <= sh_degree <= gaussians.sh_degree:
@@ -163,8 +170,6 @@ class ViewRender:
 
         self.colors = None if colors is None else prepare(colors)
         channels = 3 if self.colors is None else self.colors.shape[1]
-        if background is not None and not isinstance(background, Tensor):
-            raise TypeError(f"background is a {type(background).__name__}, not a torch.Tensor")
         self.background = prepare(gaussians.means.new_zeros(channels) if background is None else background)
         if self.background.shape != (channels,):
             raise ValueError(f"background has shape {tuple(self.background.shape)}, not ({channels},)")
