@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,16 @@ from splatcli.cli.ranks import check_sharded
 from splatcli.cli.run_summary import summary
 from splatcli.cli.sfm import lacks_cameras, scene_with_cameras, scene_with_points
 from splatcli.cli.time_budget import LongRunNote, TimeBudget
-from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UnreadableError, UsageError, os_errors
+from splatcli.errors import (
+    LockedError,
+    ModelFileError,
+    OutputError,
+    SceneError,
+    SplatError,
+    UnreadableError,
+    UsageError,
+    os_errors,
+)
 from splatcli.output_files import free_folder
 
 if TYPE_CHECKING:
@@ -259,7 +268,6 @@ def resume_training(
 ) -> int:
     """Continue the run of a checkpoint; return the exit code. group, sharded: as for start_training()."""
     from splatcli.checkpoint.file import load_checkpoint
-    from splatcli.checkpoint.run_dir import RunDir
     from splatcli.config import read_settings
     from splatcli.formats.registry import CHECKPOINT, format_of, is_own_checkpoint
     from splatcli.scene.read import read_scene
@@ -278,6 +286,8 @@ def resume_training(
             where=path,
             remedy=f"start a new run from it: splat train SCENE --init {path}",
         )
+    run = run_folder(path)
+    seen = [] if run is None else _checkpoint_names(run)
     with Requests(ECHO if group else 0.0) as requests:
         out.note(f"reading {path}")
         with _slow_section(group, "reading the checkpoint"):
@@ -306,12 +316,11 @@ def resume_training(
         if sharded:
             check_sharded(config, viewer=live is not None)
         out.note(f"reading {root}")
-        run = run_folder(path)
         with _slow_section(group, "reading the scene"), _skipping_in_a_new_run(root, run or path):
             data, more = (config.data, []) if "data.points" in requested else data_to_resume(config.data)
             scene = read_scene(root, data, background=training_image_background(config))
         requests.listen_for_stops()
-        make = partial(RunDir.open, run) if run else partial(_new_run_dir, scene.root)
+        make = partial(_unchanged_run_dir, run, seen) if run else partial(_new_run_dir, scene.root)
         with _open_run_dir(group, make) as run_dir:
             with _slow_section(group, "building the model"):
                 trainer = Trainer.resume(
@@ -511,6 +520,33 @@ def _new_run_dir(scene: Path, place: Path | None = None, *, overwrite: bool = Fa
     if place is None:
         return RunDir.create_free(lambda: default_folder(scene))
     return RunDir.create(place, overwrite=overwrite)
+
+
+def _unchanged_run_dir(run: Path, seen: Sequence[str]) -> RunDir:
+    """Open the folder of a run that no other process has taken further since it had the checkpoints ``seen``.
+
+    Raises as RunDir.open(), and LockedError where one has: what was read is an earlier state, from which a run would
+    repeat steps and put later checkpoints aside.
+    """
+    from splatcli.checkpoint.run_dir import RunDir
+
+    run_dir = RunDir.open(run)
+    newer = [name for name in _checkpoint_names(run) if name not in seen]
+    if newer:
+        run_dir.close()
+        raise LockedError(
+            f"another process has taken this run further, to {newer[-1]}, while this one read it",
+            where=run,
+            remedy="the same command goes on from there",
+        )
+    return run_dir
+
+
+def _checkpoint_names(run: Path) -> list[str]:
+    from splatcli.checkpoint.run_dir import checkpoints_of
+
+    with os_errors(OutputError, run):
+        return [path.name for path in checkpoints_of(run)]
 
 
 def _slow_section(group: ProcessGroup | None, doing: str) -> AbstractContextManager[None]:

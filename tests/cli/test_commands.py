@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import imageio.v3 as imageio
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
+import splatcli.scene.read
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.cli import run_training
@@ -281,6 +283,34 @@ class TestResume:
         with RunDir.open(run):
             done = splat("resume", run, "--iterations", 50)
         assert done.code == 9
+
+    @pytest.mark.parametrize("words", [("resume",), ("train", "{scene}", "-n", 40, *QUICK, "-o")])
+    def test_a_run_that_another_process_has_ended_meanwhile_is_not_repeated(
+        self,
+        splat: Splat,
+        tiny_scene: Path,
+        finished_run: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        words: tuple[str, ...],
+    ) -> None:
+        """Its later checkpoints would be put aside, and the same steps made once more."""
+        run, last = tmp_path / "run", "ckpts/ckpt_000040.pt"
+        splat("train", tiny_scene, "-o", run, "-n", 40, "--stop-at", 17, "-q", *QUICK)
+        read = splatcli.scene.read.read_scene
+
+        def read_slowly(*args: Any, **options: Any) -> Any:
+            shutil.copy(finished_run / last, run / last)
+            return read(*args, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(splatcli.scene.read, "read_scene", read_slowly)
+            words = tuple(str(word).format(scene=tiny_scene) for word in words)
+            done = splat(*words, run)
+        assert done.code == 9
+        assert "has taken this run further, to ckpt_000040.pt, while this one read it" in done.err
+        assert sorted(path.name for path in (run / "ckpts").iterdir())[-1] == "ckpt_000040.pt"
+        assert splat(*words, run, "-q").lines == [str(run / last)]
 
 
 class TestRender:
