@@ -31,11 +31,14 @@ def parse_size(value: object, least: int = _LEAST) -> object:
 
 
 def parse_count(value: object) -> object:
-    """Return the number of ``"30k"`` or ``"1.5M"`` (powers of 1000); other values as they are."""
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmM])\s*", value) if isinstance(value, str) else None
+    """Return the number of ``"30k"``, ``"1.5M"`` (powers of 1000) or ``"3e4"``; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)(?:\s*([kKmM])|[eE]\+?([0-9]{1,2}))\s*", value)
     if found is None:
         return value
-    count = float(found[1]) * (10**3 if found[2] in "kK" else 10**6)
+    exponent = int(found[3]) if found[3] else 3 if found[2] in "kK" else 6
+    count = float(found[1]) * 10**exponent
     return int(count) if count.is_integer() else value
 
 

@@ -49,13 +49,16 @@ def test_sizes_are_reported_in_two_units() -> None:
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("30k", 30_000), ("30K", 30_000), ("1M", 1_000_000), ("1.5m", 1_500_000), ("30000", "30000"), (7, 7)],
+    [
+        *(("30k", 30_000), ("30K", 30_000), ("1M", 1_000_000), ("1.5m", 1_500_000), ("30000", "30000"), (7, 7)),
+        *(("3e4", 30_000), ("1.5E6", 1_500_000), ("2e+3", 2_000)),
+    ],
 )
 def test_counts_have_suffixes(text: object, count: object) -> None:
     assert parse_count(text) == count
 
 
-@pytest.mark.parametrize("text", ["k", "1.0005k", "1kk", "-1k", "1e3k", "auto", "1 G"])
+@pytest.mark.parametrize("text", ["k", "1.0005k", "1kk", "-1k", "1e3k", "1e-3", "1.5e0", "1e999", "auto", "1 G"])
 def test_other_texts_are_no_counts(text: str) -> None:
     assert parse_count(text) == text
 
