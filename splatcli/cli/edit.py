@@ -204,9 +204,8 @@ class EditArguments:
     def __post_init__(self) -> None:
         if self.output is None and not self.dry_run:
             last = self.models[-1] if self.models else None
-            meant = (
-                last is not None and not last.exists() and last.suffix
-            )  # as programs take it that write the last file
+            # Other programs write the file that is named last.
+            meant = last is not None and bool(last.suffix) and not last.exists()
             remedy = f"-o {last}" if meant else "splat edit MODEL -o edited.ply --scale 2"
             raise UsageError("no file to write is named", where="-o", remedy=remedy)
         if any((self.translate, self.rotate, self.scale)):

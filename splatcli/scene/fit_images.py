@@ -25,12 +25,14 @@ from splatcli.scene.source import FixedLens, Problems, View
 from splatcli.scene.undistort import LensKey, camera_of, check_lens, is_fisheye, is_pinhole, lens_key, rescaled
 from splatcli.sizes import counted
 
+#: Without a resolution, wider images are reduced to this many pixels (INRIA's rule).
+MAX_WIDTH = 1600
 #: What is counted of the images; a word in braces is as it is for several images, and _ONE has it for one.
 _NOTES = {
     "scaled": "image{s} {differ} in size from {their} camera{s}; the intrinsics were scaled to the image{s}",
     "turned": "image{s} {were} turned as {their} EXIF orientation says, to match {their} camera{s}",
     "unturned": "image{s} {have} an EXIF orientation that is not applied: as stored {they} {match} {their} camera{s}",
-    "reduced": "image{s} {are} reduced while loading (Lanczos over the area of each pixel)",
+    "reduced": f"image{{s}} {{are}} reduced to {MAX_WIDTH} pixels in width while loading; -r 1 keeps the full size",
     "alpha": "image{s} {have} transparency and {are} composited on the background (--masks alpha hides it)",
     "hiding": "image{s} {have} transparency; what is transparent takes no part in training and scores",
     "masked": "image{s} {have} {masks}; what {they} {hide} takes no part in training and scores",
@@ -42,8 +44,6 @@ _ONE = {"s": "", "are": "is", "were": "was", "have": "has", "their": "its", "the
 _ONE |= {"differ": "differs", "match": "matches", "hold": "holds", "keep": "keeps", "masks": "a mask", "hide": "hides"}
 _SEVERAL = {"s": "s"} | {word: word for word in _ONE if word != "s"}
 
-#: Without a resolution, wider images are reduced to this many pixels (INRIA's rule).
-MAX_WIDTH = 1600
 #: A width below this is a mistaken divisor.
 MIN_WIDTH = 16
 #: Names that a note gives.
@@ -153,7 +153,7 @@ class ImageFitter:
                 max(1, round(stored[0] * size[0] / camera.width)),
                 max(1, round(stored[1] * size[1] / camera.height)),
             )
-        self.counts["reduced"] += reduced != stored
+        self.counts["reduced"] += reduced != stored and self.resolution is None
         self.counts["cut" if self.mask_is_alpha else "masked"] += mask is not None
         self._count(header, orientation)
         return ImageSource(

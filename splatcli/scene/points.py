@@ -19,6 +19,8 @@ from splatcli.sizes import counted
 _MAX_HEADER = 1 << 20
 _TYPE_SIZES = {"char": 1, "uchar": 1, "short": 2, "ushort": 2, "int": 4, "uint": 4, "float": 4, "double": 8}
 _TYPE_SIZES |= {"int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "float32": 4, "float64": 8}
+#: The part of the points from which on a note says that doubtful ones are left out.
+NOTED_SHARE = 0.01
 #: What has points with tracks, for remedies.
 WITH_TRACKS = (
     "a COLMAP model as its mapper writes it, as the scene or with --points; a PLY has no tracks, and "
@@ -152,10 +154,12 @@ def clean_points(
             )
         notes.append(f"{len(bad):,} of {len(xyz):,} points were not finite and are left out")
     if max_doubt > 0 and raw.doubt is not None and (doubtful := good & (raw.doubt > max_doubt)).any():
-        doubted = counted(int(np.count_nonzero(doubtful)), "point is", "points are")
-        notes.append(
-            f"{doubted} left out that two images see with over {max_doubt:g} times the median reprojection error"
-        )
+        count = int(np.count_nonzero(doubtful))
+        if count >= NOTED_SHARE * len(xyz):
+            doubted = counted(count, "point is", "points are")
+            notes.append(
+                f"{doubted} left out that two images see with over {max_doubt:g} times the median reprojection error"
+            )
         good = good & ~doubtful
     if not good.all():
         single, rgb = single[good], rgb[good]

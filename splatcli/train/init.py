@@ -98,7 +98,8 @@ def initial_gaussians(
 
     notes: list[str] = []
     cap = config.max_gaussians()
-    points = _sfm_points(scene, notes) if config.model.init == SFM else None
+    left_out: list[str] = []
+    points = _sfm_points(scene, notes, left_out) if config.model.init == SFM else None
     if points is None:
         xyz, rgb = _new_points(config, scene, generator, notes)
     else:
@@ -106,11 +107,11 @@ def initial_gaussians(
         limit = auto_cap(scene, 0) if config.strategy.cap_max == "auto" else cap
         if limit is not None and len(xyz) > max(MIN_POINTS, START_SHARE * limit):
             rows = thinned(xyz, max(MIN_POINTS, int(START_SHARE * limit)))
-            notes.append(
-                f"kept {len(rows):,} of {len(xyz):,} points, spread over the scene: the others leave no room for "
-                f"densification under the cap of {limit:,} Gaussians"
+            left_out.append(
+                f"{len(xyz) - len(rows):,} thinned out, for densification under the cap of {limit:,} Gaussians"
             )
             xyz, rgb = xyz[rows], rgb[rows]
+        notes += _use_of_points(scene, len(xyz), left_out)
         xyz, rgb = _with_sky(config, scene, xyz, rgb, limit, notes)
     # What a view reaches then lies together in memory, and stays so: new rows are put beside their sources.
     order = morton_order(xyz)
@@ -188,8 +189,21 @@ def thinned(xyz: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     return rows
 
 
-def _sfm_points(scene: Scene, notes: list[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-    """Return distinct points of the scene in file order and their colours in 0..1; None when there are too few."""
+def _use_of_points(scene: Scene, used: int, left_out: list[str]) -> list[str]:
+    """Return a note of how many points of the scene are used, where some are not; left_out: which."""
+    if scene.points is None or not left_out:
+        return []
+    total = len(scene.points.xyz)
+    return [f"{used:,} of {counted(total, 'point')} {'is' if used == 1 else 'are'} used: {', '.join(left_out)}"]
+
+
+def _sfm_points(
+    scene: Scene, notes: list[str], left_out: list[str]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+    """Return distinct points of the scene in file order and their colours in 0..1; None when there are too few.
+
+    left_out: gets which points are not among them.
+    """
     if scene.points is None or len(scene.points.xyz) == 0:
         notes.append("the scene has no points")
         return None
@@ -203,17 +217,18 @@ def _sfm_points(scene: Scene, notes: list[str]) -> tuple[NDArray[np.float32], ND
         )
     first = distinct_rows(xyz)
     if len(first) < len(xyz):
-        notes.append(f"dropped {counted(len(xyz) - len(first), 'point that repeats', 'points that repeat')} another")
+        left_out.append(counted(len(xyz) - len(first), "repeats another", "repeat others"))
     xyz, rgb = xyz[first], rgb[first]
 
     centers = np.stack([scene.cameras[i].center for i in scene.train])
     to_camera, _ = scipy.spatial.cKDTree(centers).query(xyz.astype(np.float64), workers=-1)
     clear = to_camera >= MIN_CAMERA_DISTANCE * scene.extent
     if not clear.all():
-        notes.append(f"dropped {counted(int((~clear).sum()), 'point')} at a camera's centre")
+        left_out.append(f"{int((~clear).sum()):,} at a camera's centre")
         xyz, rgb = xyz[clear], rgb[clear]
     if len(xyz) < MIN_POINTS:
-        notes.append(f"the scene has only {len(xyz)} usable points")
+        notes += _use_of_points(scene, len(xyz), left_out)
+        notes.append(f"the scene has only {counted(len(xyz), 'usable point')}")
         return None
     return xyz, rgb.astype(np.float32) / 255.0
 
@@ -235,7 +250,7 @@ def _with_sky(
         return xyz, rgb
     sky, colours = sky_points(scene, xyz, directions)
     if len(sky):
-        notes.append(f"added {len(sky):,} points far away, where images show no SfM point: sky and far background")
+        notes.append(f"added {counted(len(sky), 'point')} far away, for the sky and far background")
     return np.concatenate([xyz, sky]), np.concatenate([rgb, colours])
 
 

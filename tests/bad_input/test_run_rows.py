@@ -421,7 +421,7 @@ CASES = [
             (("--iteration", "5"), "did you mean --iterations?"),
             (("--itertions", "5"), "did you mean --iterations?"),
             (("-n", "0"), "train.iterations = 0"),
-            (("-n", "1e4"), "--iterations"),
+            (("-n", "1e-4"), "--iterations"),
             (("--cap-max", "-1"), "strategy.cap_max = -1"),
             (("--sh-degree", "7"), "less than or equal to 4"),
             (("--set", "optim.means_lr=nan"), "optim.means_lr = nan"),

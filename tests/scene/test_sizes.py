@@ -10,6 +10,7 @@ from PIL import Image
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError, UsageError
+from splatcli.scene import fit_images
 from splatcli.scene.fit_images import training_size
 from splatcli.scene.read import read_scene
 from tests.scene import made
@@ -52,7 +53,14 @@ def test_camera_and_image_shrink_together(tmp_path: Path, resolution: float, siz
     # The waves are slow: the mean of the area that a pixel covers is near what Lanczos finds.
     area = np.asarray(Image.fromarray(made.picture(3)).resize(size, Image.Resampling.BOX)).astype(int)
     assert np.abs(image - area).mean() < 3
-    assert any("Lanczos" in note for note in scene.notes)
+    assert not any("reduced" in note for note in scene.notes), "a size that was asked for needs no note"
+
+
+def test_a_size_that_nobody_asked_for_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit_images, "MAX_WIDTH", 40)
+    scene = read_scene(made.colmap_scene(tmp_path), DataConfig())
+    assert scene.cameras[0].width == 40
+    assert any(note.startswith("8 images are reduced to") for note in scene.notes)
 
 
 def test_a_full_folder_of_smaller_copies_is_used(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_repeated_points_count_once() -> None:
     xyz = ordered(cloud(20))
     gaussians, notes = initial_gaussians(config(), scene_with(np.concatenate([xyz, xyz[3:8]])), generator())
     assert_close(gaussians.means, torch.from_numpy(xyz), rtol=0, atol=0)
-    assert notes == ["dropped 5 points that repeat another"]
+    assert notes == ["20 of 25 points are used: 5 repeat others"]
     assert bool(gaussians.log_scales.isfinite().all())
 
 
@@ -124,7 +124,7 @@ def test_points_at_a_camera_are_dropped() -> None:
     xyz[4] = scene.cameras[1].center
     gaussians, notes = initial_gaussians(config(), scene_with(xyz), generator())
     assert len(gaussians) == 19
-    assert notes == ["dropped 1 point at a camera's centre"]
+    assert notes == ["19 of 20 points are used: 1 at a camera's centre"]
 
 
 def test_points_that_are_not_finite_are_refused() -> None:
@@ -244,10 +244,7 @@ def test_the_cap_holds_from_the_start() -> None:
     capped = config(strategy={"cap_max": 12})
     gaussians, notes = initial_gaussians(capped, made_scene(points=40), generator())
     assert len(gaussians) == 7, "three fifths of the cap: the rest is for densification"
-    assert notes == [
-        "kept 7 of 40 points, spread over the scene: the others leave no room for densification under the cap of "
-        "12 Gaussians"
-    ]
+    assert notes == ["7 of 40 points are used: 33 thinned out, for densification under the cap of 12 Gaussians"]
     assert len(torch.unique(gaussians.means, dim=0)) == 7
     few, notes = initial_gaussians(config(strategy={"cap_max": 67}), made_scene(points=40), generator())
     assert (len(few), notes) == (40, []), "two fifths of the cap are free"

@@ -131,6 +131,6 @@ def test_train_says_how_many_points_of_the_sky_it_adds(tmp_path: Path, capfd: py
     scene = Path(__file__).parents[2] / "data/samples/courtyard"
     words = ["train", str(scene), "-n", "1", "-r", "4", "--cap-max", "20000", "--device", "cpu"]
     assert run([*words, "-o", str(tmp_path / "run")]) == 0
-    assert "points far away, where images show no SfM point" in capfd.readouterr().err
+    assert "points far away, for the sky and far background" in capfd.readouterr().err
     assert run([*words, "-o", str(tmp_path / "without"), "--set", "model.sky_points=0"]) == 0
     assert "far away" not in capfd.readouterr().err
