@@ -77,8 +77,8 @@ class SfmArguments:
         typer.Option(
             "--frames",
             metavar="N",
-            help="Use N images only, the sharpest of N equal stretches.  [default: all images, 120 frames of a video, "
-            "up to 300 of several]",
+            help="Use N images only, the sharpest of N equal stretches; of a video up to N, none of those in which the "
+            "camera stands.  [default: all images, 120 frames of a video, up to 300 of several]",
         ),
     ] = None
     max_image_size: Annotated[

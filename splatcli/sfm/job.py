@@ -59,7 +59,7 @@ from splatcli.sfm.report import model_facts, versions
 from splatcli.sfm.static_masks import write_static_masks
 from splatcli.sfm.stationary import Places, boxes_of, drop_stationary, find_stationary
 from splatcli.sfm.triangulate import hold_lenses, pairs_by_pose, triangulate
-from splatcli.sfm.video import Video, read_video, sharpest, sharpness, write_frames, write_more_frames
+from splatcli.sfm.video import Video, read_video, shares, sharpest, sharpness, write_frames, write_more_frames
 
 #: Share of the images that may lack in a model without a try of fisheyes, and that these must register more.
 _FEW_LACKING = 0.1
@@ -174,7 +174,12 @@ class Job:
             "threads": self.threads,
             "gpu": self.gpu,
             "videos": [
-                {"name": name, "frames": len(frames), "hdr": self.videos[name].colour.hdr}
+                {
+                    "name": name,
+                    "frames": len(frames),
+                    "most": self._most_frames()[name],
+                    "hdr": self.videos[name].colour.hdr,
+                }
                 for name, frames in self._frames_of_videos(stored).items()
             ],
             "versions": versions(),
@@ -517,9 +522,9 @@ class Job:
                 remedy="try them in a player; copy them again",
             )
         if known is None:
-            most = self.options.frames or min(VIDEO_FRAMES * len(self.videos), MOST_FRAMES)
-            by_folder = {footage.frame_folders[name]: video for name, video in self.videos.items()}
-            written = write_frames(by_folder, self.folder / "images", most, self._phase("frames"))
+            most = self._most_frames()
+            by_folder = {footage.frame_folders[name]: (video, most[name]) for name, video in self.videos.items()}
+            written = write_frames(by_folder, self.folder / "images", self._phase("frames"))
             names = self._set_panoramas_apart(written)
         else:
             names = known
@@ -532,6 +537,14 @@ class Job:
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
         return names
+
+    def _most_frames(self) -> dict[str, int]:
+        """Return how many frames each video that can be read may give: its share, and no more than it has."""
+        most = self.options.frames or min(VIDEO_FRAMES * len(self.videos), MOST_FRAMES)
+        each = shares(most, [video.seconds for video in self.videos.values()])
+        return {
+            name: min(share, self.videos[name].frames or share) for name, share in zip(self.videos, each, strict=True)
+        }
 
     def _set_panoramas_apart(self, frames: list[str]) -> list[str]:
         """Move frames of videos that show panoramas out of images/, fewer by default; return the frames to work on."""

@@ -193,6 +193,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         ("points", f"{facts['points']:,}, each seen in {facts['track_length']:.1f} images"),
         *(("camera", text) for text in cameras[:_SHOWN]),
         *(("lens", _lens(lens)) for lens in facts.get("lenses", [])[:_SHOWN]),
+        *([] if facts.get("panoramas") else _dropped(facts.get("videos") or [])),
         *_videos(facts.get("videos") or []),
         *([("panoramas", f"{len(facts['panoramas'])}, each cut into faces")] if facts.get("panoramas") else []),
         *(
@@ -212,6 +213,13 @@ def lines(facts: dict[str, Any]) -> list[str]:
         if names:
             rows.append((title, listed(names, _MAX_LISTED)))
     return [f"{title:<20}{text}" for title, text in rows]
+
+
+def _dropped(videos: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return a row on frames that were not chosen since others show the same."""
+    frames, most = (sum(video.get(key, 0) for video in videos) for key in ("frames", "most"))
+    text = f"{frames} of up to {most}: the others show the same, as where the camera stands"
+    return [("frames", text)] if frames < most else []
 
 
 def _videos(videos: list[dict[str, Any]]) -> list[tuple[str, str]]:

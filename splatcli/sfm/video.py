@@ -21,6 +21,7 @@ from scipy.ndimage import laplace
 
 from splatcli.errors import ResourceError, SceneError
 from splatcli.sfm.gaps import frame_name
+from splatcli.sfm.motion import Motion, stretches
 from splatcli.sfm.video_colour import Colour, colour_of, to_srgb
 
 #: Packages that read videos -> imageio's name of the plugin; the first turns frames as the phone was held.
@@ -58,20 +59,20 @@ def read_video(path: Path) -> Video:
 
 
 def write_frames(
-    videos: Mapping[str, Video], images: Path, most: int, progress: Callable[[int, int], None]
+    videos: Mapping[str, tuple[Video, int]], images: Path, progress: Callable[[int, int], None]
 ) -> list[str]:
-    """Write the sharpest frame of each of equal stretches of the videos, ``most`` in all, and return their names.
+    """Write the sharpest frame of each stretch of the videos, and return their names.
 
-    videos: by the folder within ``images`` that their frames are written to, "" for ``images`` itself. Frames are
-    called frame_000123.png; numbers are the video's. progress: hears frames read, and how many the videos say they
-    have. Raises SceneError for what is no video, ResourceError without a package that reads any.
+    Stretches of a video are equal in motion: where the camera stands, there are none (see motion.py).
+    videos: each with the most frames that it gives, by the folder within ``images`` that these are written to, "" for
+    ``images`` itself. Frames are called frame_000123.png; numbers are the video's. progress: hears frames read, and how
+    many the videos say they have. Raises SceneError for what is no video, ResourceError without a package that reads
+    any.
     """
     names: list[str] = []
     before = 0
-    said = sum(video.frames or 0 for video in videos.values())
-    for (within, video), count in zip(
-        videos.items(), shares(most, [video.seconds for video in videos.values()]), strict=True
-    ):
+    said = sum(video.frames or 0 for video, _ in videos.values())
+    for within, (video, most) in videos.items():
         folder = images / within
         folder.mkdir(parents=True, exist_ok=True)
         read = 0
@@ -82,9 +83,12 @@ def write_frames(
             progress(before + done, max(2 * said, before + total))
 
         with _opened(video.path) as plugin:
-            total = video.frames or count  # which keeps all up to that
-            scores = _scores(video, plugin, 2 * total, advance)
-            chosen = list(sharpest(enumerate(scores), total, count))
+            total = video.frames or most
+            motion, way, scores = Motion(), [], []
+            for frame in _judged(video, plugin, 2 * total, advance):
+                way.append(motion.add(frame))
+                scores.append(sharpness(frame))
+            chosen = list(_best_of_each(zip(stretches(way, most), counting(), scores, strict=False)))
             written = _write(video, plugin, chosen, folder, 2 * total, advance)
         names += [str(PurePosixPath(within, name)) for name in written]
         before += read
@@ -92,17 +96,19 @@ def write_frames(
 
 
 def write_more_frames(
-    video: Video, folder: Path, stretches: Sequence[range], progress: Callable[[int, int], None]
+    video: Video, folder: Path, ranges: Sequence[range], progress: Callable[[int, int], None]
 ) -> list[str]:
     """Write the sharpest frame of each range of frame indices to a folder, as write_frames(); return their names in it.
 
-    stretches: disjoint, ascending. The video is read up to the end of the last one.
+    ranges: disjoint, ascending. The video is read up to the end of the last one.
     """
-    numbers = {index: number for number, stretch in enumerate(stretches) for index in stretch}
+    numbers = {index: number for number, part in enumerate(ranges) for index in part}
     total = max(numbers, default=-1) + 1
-    with _opened(video.path) as plugin, closing(_scores(video, plugin, 2 * total, progress)) as scores:
+    with _opened(video.path) as plugin, closing(_judged(video, plugin, 2 * total, progress)) as frames:
         scored = (
-            (numbers[index], index, score) for index, score in enumerate(islice(scores, total)) if index in numbers
+            (numbers[index], index, sharpness(frame))
+            for index, frame in enumerate(islice(frames, total))
+            if index in numbers
         )
         return _write(video, plugin, list(_best_of_each(scored)), folder, 2 * total, progress)
 
@@ -151,8 +157,10 @@ _EACH_ONCE = "setpts=N/FRAME_RATE/TB"
 _MOST_SELECTED = 2000
 
 
-def _scores(video: Video, plugin: str, total: int, progress: Callable[[int, int], None]) -> Generator[float]:
-    """Give the sharpness of each frame of a video, which is read at the size at which sharpness is judged.
+def _judged(
+    video: Video, plugin: str, total: int, progress: Callable[[int, int], None]
+) -> Generator[NDArray[np.uint8]]:
+    """Give each frame of a video, [H, W, 3], at the size at which sharpness and motion are judged.
 
     A frame of 4K and 10 bits takes half of the CPU time so. progress: hears frames read, of ``total``.
     """
@@ -168,7 +176,7 @@ def _scores(video: Video, plugin: str, total: int, progress: Callable[[int, int]
     with closing(frames):
         for index, frame in enumerate(frames):
             progress(index + 1, max(total, index + 1))
-            yield sharpness(frame)
+            yield frame
 
 
 def _chosen(video: Video, plugin: str, indices: Sequence[int]) -> Generator[tuple[int, Samples]]:
@@ -228,7 +236,7 @@ def _described_by_av(path: Path) -> tuple[Colour, tuple[int, int]]:
 def _write(
     video: Video, plugin: str, indices: Sequence[int], folder: Path, total: int, progress: Callable[[int, int], None]
 ) -> list[str]:
-    """Write frames of a video, and return their names. progress: goes on from the half of ``total``, see _scores()."""
+    """Write frames of a video, and return their names. progress: goes on from the half of ``total``, see _judged()."""
     names = []
     for index, frame in _chosen(video, plugin, indices) if indices else ():
         names.append(frame_name(index))

@@ -1,4 +1,4 @@
-"""More frames of a video around gaps: those that a fast pan leaves between frames that were chosen evenly."""
+"""Fast pans: frames are chosen there, and where that does not suffice, more of them are taken around the gaps."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from PIL import Image, ImageFilter
 from splatcli.cli.commands import run
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.georeference import similarity_of
+from splatcli.sfm import video
 from splatcli.sfm.gaps import find_gaps, stretches_in
 from splatcli.sfm.images import find_input
 from splatcli.sfm.job import Job
@@ -22,7 +23,7 @@ from splatcli.sfm.report import lines
 from tests.native.cases import NEEDS_COMPILER
 from tests.sfm import corner
 
-#: The pose of each frame: slow, 60 degrees within six frames, slow. Of any three frames one is chosen.
+#: The pose of each frame: slow, 60 degrees within six frames, slow. At equal times, of any three frames one is chosen.
 POSES = (*np.repeat([-3, -2.5, -2], 3), -1.5, 0.5, 2.5, 4.5, 6.5, 8.5, *np.repeat([9, 9.5, 10], 3))
 CHOSEN = 8
 #: Frames that the pan blurs, so that their neighbours are chosen.
@@ -56,19 +57,34 @@ def frames_in(folder: Path) -> list[int]:
     return sorted(int(path.stem.removeprefix("frame_")) for path in (folder / "images").iterdir())
 
 
-def test_frames_of_a_fast_pan_join_what_they_lie_between(walk: Path, tmp_path: Path, monkeypatch, capfd) -> None:
+@pytest.fixture
+def evenly(monkeypatch) -> None:
+    """Frames are chosen at equal times, which leaves gaps, as motion does only where it is measured too small."""
+    monkeypatch.setattr(video, "stretches", lambda way, most: [i * most // len(way) for i in range(len(way))])
+
+
+def test_a_fast_pan_gives_enough_frames(walk: Path, tmp_path: Path, monkeypatch, capfd) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = ["--frames", str(CHOSEN), "--camera-model", "SIMPLE_RADIAL"]
+    asked = ["--frames", str(CHOSEN), "--max-features", "1000", "--camera-model", "SIMPLE_RADIAL"]
     assert run(["sfm", str(walk), *asked, "-o", "made", "--json"]) == 0
     facts = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert (facts["registered"], facts["total"], facts["added_frames"]) == (CHOSEN, CHOSEN, None)
+    assert sum(index in range(9, 15) for index in frames_in(Path("made"))) >= 4
+
+
+@pipes_stay_open
+@pytest.mark.usefixtures("evenly")
+def test_frames_of_a_fast_pan_join_what_they_lie_between(walk: Path, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    facts = job(walk, made, CHOSEN, max_features=SfmOptions().max_features).run()
     assert facts["added_frames"] == {"gaps": 1, "frames": 3, "before": 4, "after": 8, "of": 8, "kept": 3}
     assert (facts["registered"], facts["total"], facts["other_models"], facts["retried"]) == (11, 11, [], None)
-    row = next(line for line in lines(facts) if line.startswith("more frames"))
+    row = next(line for line in lines({**facts, "source": str(walk)}) if line.startswith("more frames"))
     assert "3 kept: 8 instead of 4 of the first 8 registered" in row
-    indices = frames_in(Path("made"))
+    indices = frames_in(made)
     assert len(indices) == 11
     assert len(set(indices) & set(PAN)) == 3
-    centers = centers_of(pycolmap.Reconstruction("made/sparse/0"))
+    centers = centers_of(pycolmap.Reconstruction(made / "sparse/0"))
     found = np.stack([centers[f"frame_{index:06d}.png"] for index in indices])
     matrices = [corner.pose(POSES[index]) for index in indices]
     true = np.stack([-matrix[:3, :3].T @ matrix[:3, 3] for matrix in matrices])
@@ -80,24 +96,22 @@ def stop(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def job(video: Path, folder: Path, frames: int) -> Job:
+def job(source: Path, folder: Path, frames: int, max_features: int = 1000) -> Job:
     folder.mkdir(exist_ok=True)
-    options = SfmOptions(camera_model="SIMPLE_RADIAL", frames=frames, max_features=1000)
-    return Job(find_input(video), options, folder, threads=1, gpu=False, tell=lambda *_: None)
+    options = SfmOptions(camera_model="SIMPLE_RADIAL", frames=frames, max_features=max_features)
+    return Job(find_input(source), options, folder, threads=1, gpu=False, tell=lambda *_: None)
 
 
 @pipes_stay_open
-def test_gaps_of_several_videos_are_filled_from_their_own(tmp_path: Path, monkeypatch, capfd) -> None:
+@pytest.mark.usefixtures("evenly")
+def test_gaps_of_several_videos_are_filled_from_their_own(tmp_path: Path) -> None:
     """The first video has the slow part and the pan, the second turns back over the end of it."""
-    monkeypatch.chdir(tmp_path)
     made, blur = pictures(POSES), ImageFilter.GaussianBlur(0.5)
     first = [made[pose].filter(blur) if index in PAN else made[pose] for index, pose in enumerate(POSES)]
     (tmp_path / "clips").mkdir()
     write_video(tmp_path / "clips" / "a.mp4", first)
     write_video(tmp_path / "clips" / "b.mp4", first[:-10:-1])
-    asked = ["--frames", "11", "--max-features", "1000", "--camera-model", "SIMPLE_RADIAL", "-o", "scene", "--json"]
-    assert run(["sfm", "clips", *asked]) == 0
-    facts = json.loads(capfd.readouterr().out.splitlines()[-1])
+    facts = job(tmp_path / "clips", tmp_path / "scene", 11).run()
     assert [video["name"] for video in facts["videos"]] == ["a.mp4", "b.mp4"]
     assert facts["added_frames"]["frames"] > 0
     assert facts["registered"] == facts["total"]
@@ -122,6 +136,7 @@ def test_a_folder_of_videos_is_trained_on(tmp_path: Path, monkeypatch, capfd) ->
 
 
 @pipes_stay_open
+@pytest.mark.usefixtures("evenly")
 def test_a_job_that_was_stopped_among_added_frames_goes_on(walk: Path, tmp_path: Path, monkeypatch) -> None:
     last = job(walk, tmp_path / "scene", CHOSEN)
     with monkeypatch.context() as patched:
@@ -138,13 +153,14 @@ def test_a_job_that_was_stopped_among_added_frames_goes_on(walk: Path, tmp_path:
 
 
 @pipes_stay_open
+@pytest.mark.usefixtures("evenly")
 def test_frames_that_join_nothing_are_left_out(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(Job, "_retry", lambda _, mapped: (mapped, None))  # it takes longer than all else
     made = pictures((-3, -2.5, -2, 9, 9.5, 10))
     grey = Image.new("RGB", (corner.WIDTH, corner.HEIGHT), (90, 90, 90))
     sides = [[made[pose] for pose in np.repeat(part, 3)] for part in ([-3, -2.5, -2], [9, 9.5, 10])]
-    video = write_video(tmp_path / "cut.mp4", [*sides[0][:-1], grey, grey, *sides[1][1:]])
-    facts = job(video, tmp_path / "scene", 6).run()
+    film = write_video(tmp_path / "cut.mp4", [*sides[0][:-1], grey, grey, *sides[1][1:]])
+    facts = job(film, tmp_path / "scene", 6).run()
     assert facts["added_frames"] == {"gaps": 1, "frames": 3, "before": 3, "after": 3, "of": 6, "kept": 0}
     assert (facts["registered"], facts["total"], facts["other_models"]) == (3, 6, [3])
     assert len(frames_in(tmp_path / "scene")) == 6

@@ -19,6 +19,7 @@ from splatcli.sfm.images import SfmInput, find_input, is_video
 from splatcli.sfm.report import doubts, lines
 from splatcli.sfm.video import Video, read_video, shares, write_frames
 from splatcli.sfm.video_colour import Colour, colour_of, to_srgb
+from tests.sfm import corner
 from tests.sfm.conftest import write_noise
 from tests.sfm.test_parts import REPORT
 
@@ -31,13 +32,13 @@ def test_without_a_package_for_videos_the_message_names_it(tmp_path: Path, monke
 
 def test_frames_of_a_video_are_the_sharpest_and_numbered(tmp_path: Path, monkeypatch) -> None:
     """Without a package for videos on the machine: imageio's reader of GIF stands in for it."""
-    sharp = Image.open(write_noise(tmp_path / "n", 1) / "0.png")
+    sharp = Image.fromarray(corner.image(0)).resize((480, 360))
     frames = [sharp.filter(ImageFilter.GaussianBlur(radius)).convert("L") for radius in (3, 0, 2, 3, 2, 0.5)]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
     monkeypatch.setattr(video, "_PLUGINS", {"PIL": "pillow"})
     reported: list[tuple[int, int]] = []
     gif = Video(tmp_path / "a.gif", 6, 0.0, Colour(), sharp.size)
-    names = write_frames({"": gif}, tmp_path / "out", 2, lambda *words: reported.append(words))
+    names = write_frames({"": (gif, 2)}, tmp_path / "out", lambda *words: reported.append(words))
     assert names == ["frame_000001.png", "frame_000005.png"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
     assert reported[-1] == (12, 12)  # read to judge, and again to write
@@ -112,6 +113,8 @@ def test_the_report_names_videos_and_hdr() -> None:
 
     assert rows({"name": "", "frames": 9, "hdr": None}) == []
     assert rows({"name": "", "frames": 9, "hdr": "HLG"}) == ["video               HDR (HLG), converted to sRGB"]
+    still = lines({**REPORT, "videos": [{"name": "", "frames": 9, "most": 120, "hdr": None}]})
+    assert "frames              9 of up to 120: the others show the same, as where the camera stands" in still
     several = rows({"name": "a.mp4", "frames": 9, "hdr": "PQ"}, {"name": "b.mp4", "frames": 5, "hdr": None})
     assert several == ["videos              frames: 9 of a.mp4, 5 of b.mp4; 1 of them HDR (PQ), converted to sRGB"]
 
@@ -238,7 +241,7 @@ def test_frames_of_an_hdr_video_are_srgb(kind: str, tmp_path: Path) -> None:
     options = ["-vf", f"scale=out_color_matrix=bt2020:out_range=tv,format=yuv420p10le,{tags}"]
     film = ffmpeg_writes(tmp_path / "a.mkv", np.stack([encoded(light, kind)] * 3), *options)
     assert read_video(film).colour.hdr == kind
-    (name,) = write_frames({"": read_video(film)}, tmp_path / "out", 1, lambda *_: None)
+    (name,) = write_frames({"": (read_video(film), 1)}, tmp_path / "out", lambda *_: None)
     got = np.asarray(Image.open(tmp_path / "out" / name))
     assert np.abs(inside(got) - inside(srgb.astype(np.uint8))).max() <= 3
 
@@ -251,7 +254,7 @@ def test_frames_of_a_video_without_a_matrix_have_the_colours_that_players_show(s
     frames = np.stack([(srgb * 257).astype(np.uint16)] * 2)
     film = ffmpeg_writes(tmp_path / "a.mkv", frames, *scaled, "-pix_fmt", "yuv420p", "-colorspace", "unknown")
     assert read_video(film).colour == Colour()
-    (name,) = write_frames({"": read_video(film)}, tmp_path / "out", 1, lambda *_: None)
+    (name,) = write_frames({"": (read_video(film), 1)}, tmp_path / "out", lambda *_: None)
     got = np.asarray(Image.open(tmp_path / "out" / name))
     assert np.abs(inside(got) - inside(srgb.astype(np.uint8))).max() <= 4
 
@@ -262,7 +265,7 @@ def test_as_many_frames_as_are_asked_for_are_written(tmp_path: Path) -> None:
     levels = np.random.default_rng(0).integers(0, 65535, (2010, 8, 8, 3), dtype=np.uint16)
     clip = read_video(ffmpeg_writes(tmp_path / "a.mkv", levels, "-pix_fmt", "yuv420p"))
     for count in (101, video._MOST_SELECTED):
-        names = write_frames({"": clip}, tmp_path / str(count), count, lambda *_: None)
+        names = write_frames({"": (clip, count)}, tmp_path / str(count), lambda *_: None)
         assert len(names) == count
         assert sorted(path.name for path in (tmp_path / str(count)).iterdir()) == names
 
@@ -274,7 +277,7 @@ def test_every_ending_of_a_video_is_read(tmp_path: Path) -> None:
         other = film.rename(film.with_suffix(suffix))
         assert is_video(other)
         assert (read_video(other).frames, read_video(other).size) == (4, (32, 32))
-        (name,) = write_frames({"": read_video(other)}, tmp_path / "out", 1, lambda *_: None)
+        (name,) = write_frames({"": (read_video(other), 1)}, tmp_path / "out", lambda *_: None)
         assert Image.open(tmp_path / "out" / name).size == (32, 32)
         film = other
 
