@@ -24,7 +24,7 @@ from splatcli.sfm.gaps import frame_name
 from splatcli.sfm.motion import Motion, stretches
 from splatcli.sfm.video_colour import Colour, colour_of, to_srgb
 
-#: Packages that read videos -> imageio's name of the plugin; the first turns frames as the phone was held.
+#: Packages that read videos -> imageio's name of the plugin; the first turns frames as the phone was held by itself.
 _PLUGINS = {"imageio_ffmpeg": "FFMPEG", "av": "pyav"}
 
 Samples = NDArray[np.uint8] | NDArray[np.uint16]
@@ -35,7 +35,8 @@ class Video:
     """A video, and the properties that it names.
 
     frames: how many it says it has, None where it does not say. seconds: its length, 0 where it does not say.
-    colour: of its samples. size: width and height in pixels, as its frames are given.
+    colour: of its samples. size: width and height in pixels, as its frames are given. turns: quarter turns
+    anticlockwise that make these upright.
     """
 
     path: Path
@@ -43,19 +44,21 @@ class Video:
     seconds: float
     colour: Colour
     size: tuple[int, int]
+    turns: int = 0
 
 
 def read_video(path: Path) -> Video:
     """Return a video with the properties that it names. Raises what write_frames() does."""
     with _opened(path) as plugin:
         meta = imageio.immeta(path, plugin=plugin, **_hint(plugin))
+        turns = 0
         if plugin == "pyav":
-            colour, size = _described_by_av(path)
+            colour, size, turns = _described_by_av(path)
         else:
             colour = colour_of(str(meta.get("pix_fmt", "")))
             width, height = meta.get("size") or (0, 0)
             size = int(width), int(height)
-        return Video(path, _num_frames(meta), float(meta.get("duration") or 0), colour, size)
+        return Video(path, _num_frames(meta), float(meta.get("duration") or 0), colour, size, turns)
 
 
 def write_frames(
@@ -223,14 +226,15 @@ _AV_TRANSFERS = {16: "smpte2084", 18: "arib-std-b67"}
 _AV_UNSPECIFIED = 2
 
 
-def _described_by_av(path: Path) -> tuple[Colour, tuple[int, int]]:
+def _described_by_av(path: Path) -> tuple[Colour, tuple[int, int], int]:
     import av  # type: ignore[import-not-found]
 
     with av.open(str(path)) as container:
         codec = container.streams.video[0].codec_context
         matrix = "" if codec.colorspace == _AV_UNSPECIFIED else "named"
         colour = Colour(matrix, _AV_PRIMARIES.get(codec.color_primaries, ""), _AV_TRANSFERS.get(codec.color_trc, ""))
-        return colour, (codec.width, codec.height)
+        rotation = next((getattr(frame, "rotation", 0) for frame in container.decode(video=0)), 0)
+        return colour, (codec.width, codec.height), round(rotation / 90) % 4
 
 
 def _write(
@@ -241,6 +245,7 @@ def _write(
     for index, frame in _chosen(video, plugin, indices) if indices else ():
         names.append(frame_name(index))
         pixels = to_srgb(frame.astype(np.uint16), video.colour) if video.colour.converts else frame
+        pixels = np.rot90(pixels, video.turns)
         # Level 1: a frame is read twice more and then stays; a third of the time for a tenth of the room.
         Image.fromarray(pixels).save(folder / names[-1], compress_level=1)
         done = total // 2 + index + 1

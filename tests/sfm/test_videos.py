@@ -259,6 +259,38 @@ def test_frames_of_a_video_without_a_matrix_have_the_colours_that_players_show(s
     assert np.abs(inside(got) - inside(srgb.astype(np.uint8))).max() <= 4
 
 
+#: Frames that lie -> how a container says that they are to be turned, in degrees anticlockwise.
+TURNS = (90, 180, 270)
+
+
+@pipes_stay_open
+@pytest.mark.parametrize("package", ["imageio_ffmpeg", "av"])
+def test_videos_of_a_phone_that_was_turned_give_upright_frames(package: str, tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip(package, reason=f"pip install {package}")
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="it writes the videos: pip install 'splatcli[video]'")
+    monkeypatch.setattr(video, "_PLUGINS", {package: video._PLUGINS[package]})
+    upright = patches(128, 96).astype(np.uint8)
+    for degrees in TURNS:
+        lies = np.rot90(upright, -degrees // 90).astype(np.uint16) * 257
+        film = ffmpeg_writes(tmp_path / f"{degrees}.mkv", np.stack([lies] * 2), "-pix_fmt", "yuv420p")
+        turned = film.with_name(f"{degrees}-turned.mkv")
+        tag = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-display_rotation", str(degrees), "-i", str(film)]
+        subprocess.run([*tag, "-c", "copy", str(turned)], check=True)
+        (name,) = write_frames({"": (read_video(turned), 1)}, tmp_path / "out", lambda *_: None)
+        got = np.asarray(Image.open(tmp_path / "out" / name))
+        assert got.shape == upright.shape
+        assert np.abs(inside(got) - inside(upright)).max() <= 4
+
+
+def test_frames_that_lie_are_turned(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(video, "_PLUGINS", {"PIL": "pillow"})
+    lies = Image.fromarray(np.arange(96, dtype=np.uint8).reshape(8, 12))
+    lies.save(tmp_path / "a.gif")
+    gif = Video(tmp_path / "a.gif", 1, 0.0, Colour(), lies.size, turns=1)
+    (name,) = write_frames({"": (gif, 1)}, tmp_path / "out", lambda *_: None)
+    assert (np.asarray(Image.open(tmp_path / "out" / name).convert("L")) == np.rot90(np.asarray(lies))).all()
+
+
 @pipes_stay_open
 def test_as_many_frames_as_are_asked_for_are_written(tmp_path: Path) -> None:
     """ffmpeg takes no sum of more than 100 terms."""
