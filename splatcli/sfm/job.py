@@ -136,10 +136,9 @@ class Job:
         if added is not None:
             added["kept"] = len(stored) - added["of"]
         if not mapped.verified and not (retried and retried["verified_pairs"]):
-            raise SceneError(
+            raise self._hopeless(
                 f"no two of the {len(names)} images show the same thing from different places",
-                where=self.footage.path,
-                remedy=_OVERLAP + ("; masks may hide too much: --masks none" if self.footage.masks else ""),
+                _OVERLAP + ("; masks may hide too much: --masks none" if self.footage.masks else ""),
             )
         self._check_models(mapped.models, names)
         models = mapped.models
@@ -637,13 +636,17 @@ class Job:
         registered = models[0].num_reg_images() if models else 0
         if registered >= MIN_IMAGES:
             return
-        raise SceneError(
+        raise self._hopeless(
             f"only {registered} of {len(names)} images could be placed, at least {MIN_IMAGES} are needed"
             if registered
             else f"none of the {len(names)} images could be placed: no pair of them shows enough depth to begin with",
-            where=self.footage.path,
-            remedy=f"{_OVERLAP}; step sideways between images instead of turning on the spot",
+            f"{_OVERLAP}; step sideways between images instead of turning on the spot",
         )
+
+    def _hopeless(self, what: str, remedy: str) -> SceneError:
+        """Return the error for images that give no model; only others help, and these have features of their own."""
+        shutil.rmtree(self.folder / "work", ignore_errors=True)
+        return SceneError(what, where=self.footage.path, remedy=remedy)
 
     def _write(self, model: pycolmap.Reconstruction, number: int) -> None:
         """Write a model. Raise OutputError where the disk does not hold all of it, which pycolmap does not notice."""

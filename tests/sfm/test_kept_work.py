@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from splatcli.errors import SceneError
 from splatcli.sfm import features
@@ -98,11 +99,24 @@ def test_a_stopped_call_says_what_is_kept(images: Path, tmp_path: Path, caplog: 
     assert "used again" not in caplog.text
 
 
-def test_an_error_keeps_features_for_another_try(tmp_path: Path) -> None:
-    noise = write_noise(tmp_path / "noise", 4)
-    with pytest.raises(SceneError, match="no two of the 4 images"):
-        find_cameras_of(noise, place=tmp_path / "scene")
-    assert len(list(tmp_path.glob("scene.tmp.*/work/colours/*.npy"))) == 4
+def test_an_error_keeps_features_for_another_try(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(SceneError, match="GPS"):
+        find_cameras_of(images, SfmOptions(georeference="on"), place=tmp_path / "scene")
+    assert len(list(tmp_path.glob("scene.tmp.*/work/colours/*.npy"))) == NUM_IMAGES
+
+
+@pytest.mark.parametrize("pair_holds", [False, True])
+def test_images_that_give_no_model_leave_nothing(pair_holds: bool, tmp_path: Path, caplog) -> None:
+    """Only other images help, whose features are others."""
+    caplog.set_level(logging.INFO, "splatcli")
+    photos = write_noise(tmp_path / "photos", 4)
+    if pair_holds:  # without any depth
+        for index in range(3):
+            Image.open(photos / "0.png").resize((480, 320)).save(photos / f"0-{index}.jpg", quality=80 + 5 * index)
+    with pytest.raises(SceneError, match=r"images could be placed" if pair_holds else "no two of the 4 images"):
+        find_cameras_of(photos, place=tmp_path / "scene")
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+    assert "are kept" not in caplog.text
 
 
 def test_a_killed_command_goes_on(images: Path, tmp_path: Path) -> None:
