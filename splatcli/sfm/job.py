@@ -28,7 +28,7 @@ from splatcli.sfm.flight_log import Place, flight_log_beside, read_flight_log
 from splatcli.sfm.gaps import find_gaps, folder_of, frame_index, stretches_in
 from splatcli.sfm.images import SfmInput, readable
 from splatcli.sfm.lens import choose_lenses, own_lenses
-from splatcli.sfm.mapping import centers_of, name_and_colour, rig_cameras, run_global_mapper, run_mapper
+from splatcli.sfm.mapping import name_and_colour, own_images, rig_cameras, run_global_mapper, run_mapper
 from splatcli.sfm.matching import (
     Pair,
     choose_pairs,
@@ -156,7 +156,7 @@ class Job:
             "zoomed": zoomed,
             "georeference": aligned,
             "other_models": [other.num_reg_images() for other in models[1:]],
-            "other_images": [sorted(centers_of(other)) for other in models[1:]],
+            "other_images": own_images(models)[1:],
             "cameras_held": self.options.cameras is not None,
             "matching": how,
             "pairs": len(mapped.pairs),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +89,17 @@ def largest_first(models: Mapping[int, pycolmap.Reconstruction]) -> list[pycolma
             kept.append(model)
             known |= images
     return kept
+
+
+def own_images(models: Sequence[pycolmap.Reconstruction]) -> list[list[str]]:
+    """Return the names of each model's images that none before it has, in order: models may share some."""
+    known: set[str] = set()
+    found = []
+    for model in models:
+        names = {model.image(number).name for number in model.reg_image_ids()} - known
+        found.append(sorted(names))
+        known |= names
+    return found
 
 
 def rig_cameras(database: Path) -> set[int]:

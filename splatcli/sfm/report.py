@@ -83,10 +83,12 @@ def notes(facts: dict[str, Any]) -> list[str]:
         )
     if copies := facts.get("copies"):
         found.append(copies_note(copies))
-    for number, names in enumerate(facts.get("other_images", []), start=1):
+    others = zip(facts.get("other_images", []), facts.get("other_models", []), strict=False)
+    for number, (names, count) in enumerate(others, start=1):
+        shared = f", with {count - len(names)} of a larger model" if count > len(names) else ""
         found.append(
-            f"{len(names)} images form a model of their own, kept as sparse/{number}: {listed(names, _MAX_LISTED)}; "
-            f"sparse/0, the largest, is used"
+            f"{len(names)} images form a model of their own{shared}, kept as sparse/{number}: "
+            f"{listed(names, _MAX_LISTED)}; sparse/0, the largest, is used"
         )
     for fact in facts.get("zoomed") or []:
         found.append(
@@ -172,8 +174,11 @@ def doubts(facts: dict[str, Any]) -> list[str]:
             )
         )
     if facts.get("other_models"):
+        own = sum(map(len, facts["other_images"])) if "other_images" in facts else math.inf
+        shared = sum(facts["other_models"]) > own
         found.append(
-            f"the images fall into {1 + len(facts['other_models'])} models that nothing connects: take images that "
+            f"the images fall into {1 + len(facts['other_models'])} models that "
+            f"{'too little' if shared else 'nothing'} connects: take images that "
             "lead from one to another, a step apart; or if they show different places, put these into folders of their "
             "own"
         )

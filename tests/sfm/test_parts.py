@@ -9,12 +9,13 @@ import pytest
 from PIL import Image, ImageFilter
 
 from splatcli.errors import SceneError, UsageError
+from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.decode import Header
 from splatcli.scene.find_images import images_below
 from splatcli.scene.read import has_images_only
 from splatcli.sfm.features import first_guess, focal_share, lens_key, stretched
 from splatcli.sfm.images import find_input, orientation_of
-from splatcli.sfm.mapping import largest_first
+from splatcli.sfm.mapping import largest_first, own_images
 from splatcli.sfm.matching import EXHAUSTIVE_UP_TO, OVERLAP, alike, choose_pairs, how_to_match, pairs_to_retry
 from splatcli.sfm.options import MODELS, SfmOptions
 from splatcli.sfm.report import doubts, lines, notes
@@ -276,6 +277,29 @@ REPORT = {
     "seconds": {"features": 2.4, "matching": 3.0},
     "threads": 2,
 }
+
+
+def test_images_that_two_models_have_are_named_once() -> None:
+    """pycolmap's mapper lets models share some images."""
+
+    def model(*numbers: int) -> pycolmap.Reconstruction:
+        made = pycolmap.Reconstruction()
+        made.add_camera_with_trivial_rig(pycolmap.Camera.create_from_model_name(1, "PINHOLE", 30.0, 40, 30))
+        for number in numbers:
+            image = pycolmap.Image(f"{number}.jpg", pycolmap.Point2DList(), 1, number)
+            made.add_image_with_trivial_frame(image, pycolmap.Rigid3d())
+        return made
+
+    models = [model(1, 2, 3, 4, 5), model(4, 5, 6, 7), model(7, 8, 9)]
+    own = own_images(models)
+    assert own == [[f"{i}.jpg" for i in part] for part in ((1, 2, 3, 4, 5), (6, 7), (8, 9))]
+    facts = {**REPORT, "other_models": [4, 3], "other_images": own[1:]}
+    said = [line for line in notes(facts) if "a model of their own" in line]
+    assert len(said) == 2
+    assert "2 images form a model of their own, with 2 of a larger model, kept as sparse/1: 6.jpg, 7.jpg" in said[0]
+    assert any("fall into 3 models that too little connects" in line for line in doubts(facts))
+    apart = [line for line in notes({**facts, "other_models": [2, 2]}) if "a model of their own" in line]
+    assert apart[1].startswith("2 images form a model of their own, kept as sparse/2: 8.jpg, 9.jpg")
 
 
 @pytest.mark.parametrize(
