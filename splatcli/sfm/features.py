@@ -44,6 +44,8 @@ _TAILS, _LOW_CONTRAST = (0.5, 99.5), 128
 _COMMITTED = 16
 
 Progress = Callable[[int, int], None]
+#: Pixels at top, bottom, left and right.
+Border = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class SfmImage:
     orientation: EXIF's, to be applied. width, height: in pixels, then.
     mask: what of it counts, or None; mask_orientation: to be applied to that.
     panorama: the name and the width of the panorama that it is a face of, and which; None for an image of its own.
+    border: pixels at top, bottom, left and right that show nothing, as letterbox bars.
     """
 
     name: str
@@ -63,6 +66,7 @@ class SfmImage:
     mask: Path | None = None
     mask_orientation: int = 1
     panorama: tuple[str, int, int] | None = None
+    border: Border = (0, 0, 0, 0)
 
     @classmethod
     def of(cls, name: str, folder: Path, header: Header, mask: Path | None = None) -> SfmImage:
@@ -310,6 +314,10 @@ def _features_of(image: SfmImage, options: SfmOptions, gpu: bool) -> Features:
     data = np.asarray(descriptors.data, dtype=np.uint8).reshape(-1, 128)
     if masked is not None:
         seen = ~masked[row, column]
+        xy, data, row, column = xy[seen], data[seen], row[seen], column[seen]
+    if any(image.border):
+        top, bottom, left, right = image.border
+        seen = (row >= top) & (row < image.height - bottom) & (column >= left) & (column < image.width - right)
         xy, data, row, column = xy[seen], data[seen], row[seen], column[seen]
     return Features(xy, data, rgb[row, column], focal_share(image.path))
 

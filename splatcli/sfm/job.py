@@ -22,7 +22,7 @@ from splatcli.scene.colmap import check_written
 from splatcli.scene.decode import Header
 from splatcli.scene.images import max_pixels
 from splatcli.sfm.align import Alignment
-from splatcli.sfm.features import SfmImage, Stored, extract
+from splatcli.sfm.features import Border, SfmImage, Stored, extract
 from splatcli.sfm.fisheye import compared, wide_cameras, with_fisheyes
 from splatcli.sfm.flight_log import Place, flight_log_beside, read_flight_log
 from splatcli.sfm.gaps import find_gaps, folder_of, frame_index, stretches_in
@@ -56,8 +56,8 @@ from splatcli.sfm.options import (
 )
 from splatcli.sfm.panorama import are_panoramas, face_camera, is_panorama, write_faces, write_masks
 from splatcli.sfm.report import model_facts, versions
-from splatcli.sfm.static_masks import write_static_masks
-from splatcli.sfm.stationary import Places, boxes_of, drop_stationary, find_stationary
+from splatcli.sfm.static_masks import find_borders, write_static_masks
+from splatcli.sfm.stationary import Places, Size, boxes_of, drop_stationary, find_stationary
 from splatcli.sfm.triangulate import hold_lenses, pairs_by_pose, triangulate
 from splatcli.sfm.video import Video, read_video, shares, sharpest, sharpness, write_frames, write_more_frames
 
@@ -105,6 +105,7 @@ class Job:
         self.unreadable: dict[str, str] = {}
         self.panoramas: list[str] = []
         self.videos: dict[str, Video] = {}
+        self.borders: dict[Size, Border] = {}
         self._tell = tell
         self._since = time.monotonic()
 
@@ -116,7 +117,7 @@ class Job:
         frames = self._known_frames()
         remove_unfinished(self.folder, keep_images=frames is not None)
         (self.folder / "images").mkdir(exist_ok=True)
-        images = self._images(frames)
+        images = self._without_borders(self._images(frames))
         database = work / "database.db"
         stored, bad = extract(
             database, images, self.options, threads=self.threads, gpu=self.gpu, progress=self._phase("features")
@@ -148,7 +149,7 @@ class Job:
             models, lenses, zoomed = self._choose_lenses(mapped)
         aligned = self._finish(models, stored)
         masks, made = sum(image.mask is not None for image in images), 0
-        if places and not masks and not self.panoramas and self.footage.static_masks:
+        if (places or self.borders) and not masks and not self.panoramas and self.footage.static_masks:
             made = self._write_static_masks([item.image for item in stored], places)
         return {
             **model_facts(models[0], names),
@@ -166,6 +167,7 @@ class Job:
             "retried": retried,
             "unreadable": self.unreadable,
             "stationary": stationary,
+            "borders": self._border_facts(stored),
             "panoramas": self.panoramas,
             "masks": masks or made,
             "static_masks": made > 0,
@@ -342,8 +344,25 @@ class Job:
         known = {(fact["width"], fact["height"]): np.array(fact["places"], np.float32) for fact in facts}
         return known, [{**fact, "places": len(fact["places"])} for fact in facts]
 
+    def _without_borders(self, images: list[SfmImage]) -> list[SfmImage]:
+        """Return the images with the black borders that all of a size have, unless masks are given or refused."""
+        if self.footage.static_masks and not any(image.mask or image.panorama for image in images):
+            self.borders = find_borders(images)
+        return [replace(image, border=self._border_of(image)) for image in images]
+
+    def _border_of(self, image: SfmImage) -> Border:
+        return self.borders.get((image.width, image.height), (0, 0, 0, 0))
+
+    def _border_facts(self, stored: list[Stored]) -> list[dict[str, Any]]:
+        """Return the borders of images of each size, in pixels, and how many images have them."""
+        sizes = [(item.image.width, item.image.height) for item in stored]
+        return [
+            {"width": size[0], "height": size[1], "images": sizes.count(size), "pixels": list(border)}
+            for size, border in self.borders.items()
+        ]
+
     def _write_static_masks(self, images: list[SfmImage], places: Places) -> int:
-        """Write masks/ of what stands still in the images, which lie in images/ now; return how many."""
+        """Write masks/ of borders and of what stands still in the images, which lie in images/ now; return how many."""
         there = [replace(image, path=self.folder / "images" / image.name) for image in images]
         return write_static_masks(there, places, self.folder / "masks", self._phase("masks"), self.threads)
 
@@ -372,6 +391,7 @@ class Job:
                 names += [str(PurePosixPath(within, frame)) for frame in more_of]
         headers, _ = readable(SfmInput(folder, tuple(names)), max_pixels(None))
         more = [SfmImage.of(name, folder, header) for name, header in headers.items()]
+        more = [replace(image, border=self._border_of(image)) for image in more]
         database = folder / "database.db"
         shutil.copyfile(first.database, database)
         shutil.copytree(first.database.with_name(COLOURS), database.with_name(COLOURS))

@@ -10,6 +10,7 @@ import numpy as np
 
 from splatcli import __version__
 from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.borders import listed_borders
 from splatcli.scene.find_images import listed, unread_note
 from splatcli.scene.inspect import few_notes
 from splatcli.sfm.images import copies_note
@@ -84,6 +85,11 @@ def notes(facts: dict[str, Any]) -> list[str]:
     if copies := facts.get("copies"):
         found.append(copies_note(copies))
     others = zip(facts.get("other_images", []), facts.get("other_models", []), strict=False)
+    for fact in facts.get("borders") or []:
+        found.append(
+            f"the {fact['images']} images of {fact['width']}x{fact['height']} pixels have black borders "
+            f"({listed_borders(fact['pixels'])} pixels): masks/ hides them from training"
+        )
     for number, (names, count) in enumerate(others, start=1):
         shared = f", with {count - len(names)} of a larger model" if count > len(names) else ""
         found.append(
@@ -186,7 +192,7 @@ def doubts(facts: dict[str, Any]) -> list[str]:
 
 
 #: What masks are, by whether they were made here.
-_MASKS = {False: "what they hide gave no features", True: "made of what does not move"}
+_MASKS = {False: "what they hide gave no features", True: "made of what is not of the scene"}
 
 
 def lines(facts: dict[str, Any]) -> list[str]:

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 #: Changes when the same images and options would give another result.
 _VERSION = 2
 #: Changes when features or matches of the same images are others: those that an earlier version left are not used then.
-_FEATURES = 2
+_FEATURES = 3
 _OVERWRITE = "--overwrite replaces it; or choose another place with -o"
 
 

@@ -1,4 +1,5 @@
-"""Masks of what stands still in the images: the background of a turntable, watermarks, parts of the vehicle.
+"""Masks of what is not of the scene: what stands still, as the background of a turntable, watermarks, parts of the
+vehicle; and black borders, such as letterbox bars.
 
 Features that do not move (stationary.py) say that the images have such regions. In a pixel of one, the same colour
 comes back in many images: the colour that most of them share, within a tolerance, is that of the region, and an image
@@ -8,6 +9,7 @@ everywhere, are not hidden.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
@@ -17,8 +19,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
 
+from splatcli.errors import SceneError
+from splatcli.scene.borders import may_have_borders, sure_borders
 from splatcli.scene.decode import decode_rgb
-from splatcli.sfm.features import SfmImage
+from splatcli.sfm.features import Border, SfmImage
 from splatcli.sfm.stationary import Places, Size
 
 #: Images that are compared, at most, and pixels of the longer side at which they are.
@@ -28,6 +32,10 @@ _OFF, _SHARE = 12.0, 0.4
 #: Features that a region has, at least; share of the pixels below which spots of either kind are taken for the other.
 _PLACES, _SPOT = 4, 0.002
 
+#: Images of a size in which borders are looked for, at least; lines beside one that mix it with the picture, at least,
+#: and in parts of the longer side.
+_FEWEST, _MIXED, _MIXED_SHARE = 8, 2, 0.003
+
 Bools = NDArray[np.bool_]
 
 
@@ -36,16 +44,23 @@ def write_static_masks(
 ) -> int:
     """Write a mask of each image as ``folder``/NAME.png, where what stands still is black; return how many.
 
-    places: of the features that do not move, for each size of images. Masks are upright, as the images are worked on.
+    places: of the features that do not move, for each size of images. Borders of images are black too. Masks are
+    upright, as the images are worked on.
     Where nothing would be hidden, none are written, and the result is 0. Raises SceneError as decode_rgb() does.
     """
 
     def write(image: SfmImage) -> None:
         size = image.width, image.height
-        shown = np.ones(1, np.bool_).reshape(1, 1)
+        shown = np.ones((1, 1), np.bool_)
         if size in regions:
             shown = _without_spots(~_still(_reduced(image), *regions[size]))
         mask = Image.fromarray(shown.astype(np.uint8) * np.uint8(255)).resize(size, Image.Resampling.NEAREST)
+        if any(image.border):
+            top, bottom, left, right = image.border
+            picture = (left, top, size[0] - right, size[1] - bottom)
+            framed = Image.new("L", size)
+            framed.paste(mask.crop(picture), picture[:2])
+            mask = framed
         path = folder / f"{image.name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         mask.save(path)
@@ -53,11 +68,42 @@ def write_static_masks(
     with ThreadPoolExecutor(threads) as pool:
         each = {size: _region(images, size, where, pool) for size, where in places.items()}
         regions = {size: region for size, region in each.items() if region is not None}
-        if not regions:
+        if not regions and not any(any(image.border) for image in images):
             return 0
         for done, _ in enumerate(pool.map(write, images)):
             progress(done + 1, len(images))
     return len(images)
+
+
+def find_borders(images: Sequence[SfmImage]) -> dict[Size, Border]:
+    """Return the black borders of the images of each size, with the lines beside that mix both; only where all have
+    some. Images that cannot be decoded say nothing.
+    """
+    found: dict[Size, Border] = {}
+    for size in {(image.width, image.height): None for image in images}:
+        alike = [image for image in images if (image.width, image.height) == size]
+        few = _pixels([alike[0], alike[len(alike) // 2], alike[-1]]) if len(alike) >= _FEWEST else []
+        if not few or not may_have_borders(few):
+            continue
+        borders = sure_borders(_pixels(_evenly(alike)))
+        mixed = max(_MIXED, round(_MIXED_SHARE * max(size)))
+        if any(borders):
+            top, bottom, left, right = (count + mixed if count else 0 for count in borders)
+            found[size] = top, bottom, left, right
+    return found
+
+
+def _evenly(images: Sequence[SfmImage]) -> list[SfmImage]:
+    chosen = np.unique(np.linspace(0, len(images) - 1, min(len(images), _MOST)).round().astype(int))
+    return [images[i] for i in chosen]
+
+
+def _pixels(images: Sequence[SfmImage]) -> list[NDArray[np.uint8]]:
+    found = []
+    for image in images:
+        with contextlib.suppress(SceneError):
+            found.append(decode_rgb(image.path, (0, 0, 0), image.orientation))
+    return found
 
 
 def _region(
@@ -65,8 +111,7 @@ def _region(
 ) -> tuple[NDArray[np.float32], Bools] | None:
     """Return the colours [h, w, 3] of what stands still, and where that is, [h, w]; None where nothing does."""
     alike = [image for image in images if (image.width, image.height) == size]
-    chosen = np.unique(np.linspace(0, len(alike) - 1, min(len(alike), _MOST)).round().astype(int))
-    pixels = np.stack([*pool.map(_reduced, [alike[i] for i in chosen])])
+    pixels = np.stack([*pool.map(_reduced, _evenly(alike))])
     most, colours = np.zeros(pixels.shape[1:3], np.int64), np.zeros(pixels.shape[1:], np.float32)
     for one in pixels:
         near = (np.abs(pixels - one) < _OFF).all(axis=-1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from splatcli.scene.borders import black_borders
+from splatcli.scene.borders import black_borders, sure_borders
 from tests.scene.made import picture
 
 
@@ -43,3 +43,33 @@ def test_darkness_is_no_border() -> None:
     assert black_borders(backdrop) == (0, 0, 0, 0)
     assert black_borders(framed(90, 0, 0, 0, black=0)) == (0, 0, 0, 0)
     assert black_borders(framed(top=1)) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("borders", [(0, 0, 0, 0), (11, 12, 0, 0), (0, 0, 45, 40), (20, 20, 30, 30), (3, 0, 40, 40)])
+def test_borders_that_are_sure_are_those_measured_also_all_around(borders: tuple[int, int, int, int]) -> None:
+    assert sure_borders(framed(*borders)) == borders
+
+
+def test_the_dark_is_never_a_sure_border() -> None:
+    """Objects and lamps before a black wall, round or with straight edges."""
+    y, x = np.mgrid[:90, :120]
+    for move in (0, 5):
+        images = framed(90, 0, 0, 0, count=8, black=1)
+        for index, image in enumerate(images):
+            seen = (y - 45) ** 2 + (x - 40 - move * index) ** 2 < 35**2
+            image[seen] = picture(index, 120, 90)[seen]
+        assert sure_borders(images) == (0, 0, 0, 0)
+    boxes = framed(90, 0, 0, 0, count=8, black=1)
+    for index, image in enumerate(boxes):
+        image[30:70, 20 + 5 * index : 80 + 5 * index] = picture(index, 60, 40)
+    assert sure_borders(boxes) == (0, 0, 0, 0)
+    night = framed(count=8)
+    for index, image in enumerate(night):
+        image[: 20 + 5 * index] = 2  # the sky, as the camera turns up
+    assert sure_borders(night) == (0, 0, 0, 0)
+    for image in night:
+        image[:] = (image * 0.08).astype(np.uint8)
+    assert sure_borders(night) == (0, 0, 0, 0)
+    bars = framed(12, 12, 0, 0)
+    bars[1][:] = picture(5, 120, 90)  # one that has none
+    assert sure_borders(bars) == (0, 0, 0, 0)

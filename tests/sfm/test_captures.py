@@ -120,6 +120,40 @@ def test_a_watermark_does_not_hold_the_camera(tmp_path: Path, monkeypatch, capfd
     assert "hide these pixels with masks, or training puts them into the scene" in said.err
 
 
+def test_black_bars_are_hidden_from_features_and_training(tmp_path: Path, monkeypatch, capfd) -> None:
+    """As of a film of 21:9 in 16:9; one photo shows a dark room."""
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    for index in range(9):
+        pixels = np.zeros((230, corner.WIDTH, 3), np.uint8)
+        pixels[25:205] = corner.image(index)
+        if index == 4:
+            pixels[25:205] //= 12
+        Image.fromarray(pixels).save(f"photos/{index}.jpg", quality=90)
+    assert run(["sfm", "photos", "-o", "made", "--json"]) == 0
+    said = capfd.readouterr()
+    facts = json.loads(said.out.splitlines()[-1])
+    ((top, bottom, left, right),) = (fact["pixels"] for fact in facts["borders"])
+    assert (left, right) == (0, 0)
+    assert 25 <= top <= 29
+    assert 25 <= bottom <= 29
+    assert (facts["masks"], facts["registered"] >= 8) == (9, True)
+    assert "the 9 images of 240x230 pixels have black borders (top" in said.err
+    mask = np.asarray(Image.open("made/masks/0.jpg.png"))
+    assert not mask[:25].any()
+    assert not mask[-25:].any()
+    assert mask[30:200].all()
+    model = pycolmap.Reconstruction("made/sparse/0")
+    rows = [point.xy[1] for number in model.reg_image_ids() for point in model.image(number).points2D]
+    assert min(rows) >= 25
+    assert max(rows) <= 205
+    assert run(["train", "made", "-o", "run", "-n", "2", "-r", "4", "--device", "cpu", *QUICK]) == 0
+    assert "images have masks; what they hide takes no part in training" in capfd.readouterr().err
+    assert run(["sfm", "photos", "-o", "without", "--masks", "none", "--json"]) == 0
+    facts = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert (facts["masks"], facts["borders"], Path("without/masks").exists()) == (0, [], False)
+
+
 def test_a_zoom_without_exif_gives_each_image_its_own_focal_length(tmp_path: Path, monkeypatch, capfd) -> None:
     monkeypatch.chdir(tmp_path)
     Path("photos").mkdir()
