@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -293,6 +294,9 @@ def _solve(
     if solved.reused:
         what = "points" if chosen.cameras is not None else "cameras"
         out.note(f"{what} found before are used: {_shown(folder)}")
+        if solved.is_earlier and chosen.cameras is None:
+            anew = shlex.join(["splat", "sfm", str(footage.path), "-o", str(folder), "--overwrite"])
+            out.note(f"note: an earlier version found them; {anew} finds them anew, in another frame")
     else:
         out.note("\n".join(lines(solved.facts)))
     for note in notes(solved.facts):

@@ -41,8 +41,12 @@ from splatcli.sfm.process import run_worker
 
 _log = logging.getLogger(__name__)
 
-#: Changes when the same images and options would give another result.
+#: Changes when what was made of the same images and options cannot be used any more; it is made anew then.
 _VERSION = 2
+#: Changes when the same images and options would give another result; what was made before is used, with a note: a new
+#: model has another frame, in which runs and edits made with the former one would not fit. 1 is that of reports
+#: without a number. 2: frames chosen by motion, borders masked, no image registered by matches alone.
+_REVISION = 2
 #: Changes when features or matches of the same images are others: those that an earlier version left are not used then.
 _FEATURES = 3
 _OVERWRITE = "--overwrite replaces it; or choose another place with -o"
@@ -55,6 +59,11 @@ class SfmResult:
     folder: Path
     facts: dict[str, Any]
     reused: bool
+
+    @property
+    def is_earlier(self) -> bool:
+        """Whether an earlier version made it, and this one would make another."""
+        return int(self.facts.get("revision", 1)) < _REVISION
 
 
 def run_sfm(
@@ -91,7 +100,8 @@ def run_sfm(
         threads = machine.cores()
         facts = run_worker(footage, options, made, threads=threads, gpu=gpu, tell=tell)
         facts = {"source": str(footage.path), **facts, "not_read": list(footage.unread)}
-        facts |= {"videos_left_out": list(footage.videos_beside), "copies": dict(footage.copies), "key": key}
+        facts |= {"videos_left_out": list(footage.videos_beside), "copies": dict(footage.copies)}
+        facts |= {"revision": _REVISION, "key": key}
         known = _known(folder) or {}
         if not overwrite and _is_made(folder, known, key):  # by another call meanwhile
             shutil.rmtree(made)

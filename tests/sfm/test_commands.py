@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,22 @@ def test_sfm_prints_the_folder_and_says_that_it_was_there(solved: SfmResult, ima
     assert run(["sfm", str(images), "--json"]) == 0
     result = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert (result["registered"], result["reused"]) == (NUM_IMAGES, True)
+
+
+def test_cameras_of_an_earlier_version_are_used_with_a_note(
+    solved: SfmResult, images: Path, tmp_path: Path, capfd
+) -> None:
+    """Their runs and edits have the frame of that model."""
+    made = tmp_path / "a scene"
+    shutil.copytree(solved.folder, made)
+    for revision, says in ((solved.facts["revision"], False), (None, True)):
+        facts = {key: value for key, value in solved.facts.items() if key != "revision"}
+        facts |= {} if revision is None else {"revision": revision}
+        (made / "sfm.json").write_text(json.dumps(facts))
+        assert run(["sfm", str(images), "-o", str(made)]) == 0
+        said = capfd.readouterr().err
+        assert "cameras found before are used" in said
+        assert (f"note: an earlier version found them; splat sfm {images} -o '{made}' --overwrite" in said) == says
 
 
 def test_train_takes_images_without_cameras(solved: SfmResult, images: Path, capfd) -> None:
