@@ -95,8 +95,8 @@ def stretches(way: Sequence[float], most: int) -> list[int]:
     if len(way) < 2:
         return [0] * len(way)
     steps = np.diff(np.asarray(way, np.float64))
-    steps = np.concatenate([steps[:1], steps])  # the first frame is as far from one that is not there
-    steps = np.minimum(steps, _FASTEST * _halfway(steps)) if way[-1] - way[0] >= SAME else np.zeros_like(steps)
+    usual = _halfway(steps) if way[-1] - way[0] >= SAME else 0.0
+    steps = np.minimum([usual, *steps], _FASTEST * usual)  # the first frame is that far from one that is not there
     fewest = min(_FEWEST, most, len(steps))
     steps += max(0.0, fewest * _SHORTEST - steps.sum()) / len(steps)
     low, high = _SHORTEST, max(_SHORTEST, steps.sum())

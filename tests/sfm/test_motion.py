@@ -99,6 +99,7 @@ def test_an_even_walk_is_cut_into_equal_times() -> None:
 def test_frames_far_apart_are_all_kept_and_a_cut_takes_none_of_them() -> None:
     far = [0.03 * index for index in range(50)]
     assert stretches(far, 120) == list(range(50))
+    assert stretches([0.03 * (index // 2) for index in range(8)], 4) == [0, 0, 1, 1, 2, 2, 3, 3]
     slow = [0.0005 * index for index in range(400)]
     cut = slow + [slow[-1] + 0.08 + way for way in slow]
     counts = np.bincount(stretches(cut, 40))

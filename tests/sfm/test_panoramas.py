@@ -146,7 +146,7 @@ def test_frames_of_a_video_of_panoramas_are_solved_as_rigs(tmp_path: Path, monke
     facts = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert len(facts["panoramas"]) == panoramas.COUNT
     assert facts["registered"] == facts["total"] == FACES * panoramas.COUNT
-    assert facts["videos"] == [{"name": "", "frames": panoramas.COUNT, "hdr": None}]
+    assert facts["videos"] == [{"name": "", "frames": panoramas.COUNT, "most": panoramas.COUNT, "hdr": None}]
     model = pycolmap.Reconstruction(tmp_path / "scene/sparse/0")
     assert len(model.frames) == panoramas.COUNT
     there = sorted(path.relative_to("scene/images").as_posix() for path in Path("scene/images").rglob("*.*g"))
