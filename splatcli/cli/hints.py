@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -122,11 +123,11 @@ def command_hint(words: Sequence[str]) -> str | None:
     if word == "help":
         return f"splat {words[1]} --help" if len(words) > 1 and words[1].isalpha() else "splat --help"
     hint = _among(_COMMANDS, word.lower())
-    path = Path(word)
-    if hint is None and path.is_dir():
-        is_run = (path / "ckpts").is_dir()
+    # Unlike Path, os.path answers for names that no file can have.
+    if hint is None and word and os.path.isdir(word):
+        is_run = (Path(word) / "ckpts").is_dir()
         return shlex.join(["splat", "view" if is_run else "train", word])
-    if hint is None and path.is_file():
+    if hint is None and os.path.isfile(word):
         if len(words) > 1 and not words[1].startswith("-") and Path(words[1]).suffix:
             return shlex.join(["splat", "export", word, "-o", words[1]])
         return f"splat view {shlex.quote(word)} shows a model, splat info {shlex.quote(word)} describes a file"
@@ -135,7 +136,7 @@ def command_hint(words: Sequence[str]) -> str | None:
 
 def word_hint(command: str, words: Sequence[str]) -> str | None:
     """Return what to type instead of ``words``, of which ``splat COMMAND`` takes one less; None: unknown."""
-    last = words[-1]
+    last = words[-1] if words else ""
     if command == "export" and Path(last).suffix:
         return f"-o names the file to write: -o {shlex.quote(last)}"
     if command == "merge":

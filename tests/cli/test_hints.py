@@ -120,3 +120,10 @@ def test_a_model_is_no_scene(splat: Splat, tmp_path: Path) -> None:
     done = splat("train", model)
     assert done.code == 2
     assert f"splat train SCENE --init {model} starts from it" in done.err
+
+
+def test_words_that_no_file_can_have_as_a_name_are_refused_as_others(splat: Splat) -> None:
+    for words in ([""], [" "], ["a" * 5000], ["export", "run", " "]):
+        done = splat(*words)
+        assert done.code == 2
+        assert done.err.splitlines()[-1] == f"  help: see splat {'export ' * (len(words) > 1)}--help"
