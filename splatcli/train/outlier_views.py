@@ -7,6 +7,7 @@ image that is slightly shifted differs from itself; that takes into account how 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -28,6 +29,9 @@ MIN_DIFFERENCE = 0.2
 #: An image is an outlier, too, that is so many times as bright as its render, or as dark. In sound captures whose
 #: exposure varies an image reaches 1.14.
 MAX_GAIN = 1.3
+#: A standard deviation of log gains at the first comparison from which on exposures vary so much that optimising them
+#: gains more than it costs (docs/quality.md): sound captures reach 0.033.
+MIN_SPREAD = 0.05
 #: The largest part of the views that is left out. With more, it is not clear which of them are wrong.
 MOST = 0.25
 #: The shift, as a part of the longer side, and pixels of that side at most.
@@ -84,6 +88,25 @@ def outliers(errors: Mapping[int, ViewError], limit: float) -> dict[int, ViewErr
     if len(found) > MOST * len(errors):
         return {}
     return dict(sorted(found.items(), key=lambda item: (-item[1].error, item[0])))
+
+
+def exposure_note(errors: Mapping[int, ViewError]) -> str | None:
+    """Return a sentence about training images whose exposures vary, None where they do not.
+
+    The standard deviation of log gains is estimated by their median absolute deviation, so that outliers, which are left
+    out of training, do not count.
+    """
+    gains = [math.log(view.gain) for view in errors.values() if view.gain > 0.0]
+    if len(gains) < MIN_VIEWS:
+        return None
+    middle = statistics.median(gains)
+    spread = 1.4826 * statistics.median(abs(gain - middle) for gain in gains)
+    if spread < MIN_SPREAD:
+        return None
+    return (
+        f"the brightness of the {len(errors)} training images varies from the model's by {100 * spread:.0f} % (standard "
+        "deviation); --ppisp or, faster, --exposure in a new run learns the exposure of each image"
+    )
 
 
 def view_error(image: Tensor, target: Tensor, masked: Tensor | None) -> ViewError | None:

@@ -52,7 +52,7 @@ from splatcli.train.events import (
 from splatcli.train.forecast import Forecast
 from splatcli.train.metrics_logger import MetricsLogger
 from splatcli.train.monitor import FiniteMonitor, IntersectionMonitor, QualityMonitor, is_recoverable
-from splatcli.train.outlier_views import comparisons_due, outliers
+from splatcli.train.outlier_views import comparisons_due, exposure_note, outliers
 from splatcli.train.recovery import Recovery
 from splatcli.train.sharding import gather_geometry, gather_state
 from splatcli.train.start import check_loss_given, new_state, resumed_state
@@ -394,7 +394,8 @@ class Trainer:
             errors, skipped, alarms = {}, before, [dataclasses.replace(figures, step=step)]
         else:
             errors = outliers(figures, state.config.train.max_view_error)
-            skipped, alarms = frozenset(errors), []
+            skipped, note = frozenset(errors), exposure_note(figures) if state.comparisons == 0 else None
+            alarms = [] if note is None else [Alarmed(step, "exposure", note)]
         if self.group is not None:
             skipped = rows_of_rank0(self.group, skipped, len(state.train))
         if skipped == before:

@@ -148,7 +148,31 @@ def test_a_sound_capture_keeps_all_its_views(splat: Splat, tmp_path: Path) -> No
     done = splat("train", SAMPLE, "-o", run, "-r", "8", "-n", "260", "--cap-max", "5000", "--batch-size", "2")
     assert done.code == 0
     assert "left out" not in done.err
+    assert "brightness" not in done.err
     assert load_checkpoint(find_latest_sound(run).path).skipped == ()
+
+
+def test_exposures_that_vary_are_said_with_a_remedy(splat: Splat, tmp_path: Path) -> None:
+    scene = tmp_path / "scene"
+    shutil.copytree(SAMPLE, scene)
+    for i, path in enumerate(sorted((scene / "images").iterdir())):
+        if i % 8:
+            imageio.imwrite(path, (imageio.imread(path) * (0.75 if i % 2 else 0.95)).astype(np.uint8))
+    train = ("train", scene, "-r", "8", "-n", "260", "--cap-max", "5000", "--batch-size", "2")
+    plain = splat(*train, "-o", tmp_path / "plain")
+    assert plain.code == 0
+    (warned,) = [line for line in plain.err.splitlines() if "brightness" in line]
+    assert warned.startswith("warning: step 108: the brightness of the 43 training images varies from the model's by ")
+    assert "--ppisp or, faster, --exposure in a new run learns" in warned
+    lines = [json.loads(line) for line in (tmp_path / "plain" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line.get("alarm") == "exposure"] == [108]
+    learnt = splat(*train, "-o", tmp_path / "learnt", "--exposure")
+    assert learnt.code == 0
+    assert "brightness" not in learnt.err
+    quality = [
+        json.loads(splat("eval", tmp_path / name, "--color-corrected", "--json").out) for name in ("plain", "learnt")
+    ]
+    assert quality[0]["cc_psnr"] < quality[1]["cc_psnr"]
 
 
 @pytest.mark.parametrize(("names", "views"), [(["a,b.jpg", "c.jpg"], "c.jpg"), (["a,b.jpg"], "train")])

@@ -11,7 +11,14 @@ from splatcli.cli.console import describe_event
 from splatcli.config import Config, with_settings
 from splatcli.train.events import Stepped, ViewsCompared
 from splatcli.train.image_metrics import ssim
-from splatcli.train.outlier_views import ViewError, compared_divisor, comparisons_due, outliers, view_error
+from splatcli.train.outlier_views import (
+    ViewError,
+    compared_divisor,
+    comparisons_due,
+    exposure_note,
+    outliers,
+    view_error,
+)
 from splatcli.train.trainer import Trainer
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, short_config
 
@@ -42,6 +49,24 @@ def test_outliers_are_judged_by_error_median_difference_and_gain(
     named = outliers(views, 0.8)
     assert [*named] == found
     assert named == {row: views[row] for row in found}
+
+
+@pytest.mark.parametrize(
+    ("gains", "varies"),
+    [
+        ([1.0] * 20, None),
+        ([0.94, 1.06] * 3, None),  # too few to tell
+        ([0.97, 1.03] * 10, None),
+        ([0.94, 1.06] * 10, "9 %"),
+        ([1.2, 1.3] * 4 + [1.25] * 2, "6 %"),
+        ([1.0] * 17 + [0.5, 0.4, 2.0], None),  # these are outliers
+        ([0.94, 1.06] * 10 + [0.0], "9 %"),  # black images have no logarithm
+    ],
+)
+def test_exposures_vary_by_the_median_deviation_of_gains(gains: list[float], varies: str | None) -> None:
+    note = exposure_note({row: ViewError(0.1, 0.5, gain) for row, gain in enumerate(gains)})
+    assert (note is None) == (varies is None)
+    assert f"by {varies} (standard" in (note or f"by {varies} (standard")
 
 
 def config(**settings: Any) -> Config:
