@@ -93,8 +93,8 @@ def outliers(errors: Mapping[int, ViewError], limit: float) -> dict[int, ViewErr
 def exposure_note(errors: Mapping[int, ViewError]) -> str | None:
     """Return a sentence about training images whose exposures vary, None where they do not.
 
-    The standard deviation of log gains is estimated by their median absolute deviation, so that outliers, which are left
-    out of training, do not count.
+    The standard deviation of log gains is estimated by their median absolute deviation: outliers, which are left out of
+    training, do not count.
     """
     gains = [math.log(view.gain) for view in errors.values() if view.gain > 0.0]
     if len(gains) < MIN_VIEWS:
@@ -104,8 +104,8 @@ def exposure_note(errors: Mapping[int, ViewError]) -> str | None:
     if spread < MIN_SPREAD:
         return None
     return (
-        f"the brightness of the {len(errors)} training images varies from the model's by {100 * spread:.0f} % (standard "
-        "deviation); --ppisp or, faster, --exposure in a new run learns the exposure of each image"
+        f"the brightness of the {len(errors)} training images varies from the model's by {100 * spread:.0f} % "
+        "(standard deviation); --ppisp or, faster, --exposure in a new run learns the exposure of each image"
     )
 
 
