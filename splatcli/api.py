@@ -40,7 +40,7 @@ from splatcli.formats.selection import Crop, select
 from splatcli.gaussians import Gaussians
 from splatcli.native.backend import resolve_device
 from splatcli.output_files import free_folder, write_bytes
-from splatcli.rasterizer.loss_engine import Loss, LossEngine
+from splatcli.rasterizer.loss_engine import ASKED, Loss, LossEngine, asked_of
 from splatcli.rasterizer.rendering import Render, render
 from splatcli.render.comparison import Comparer, Rendered, own_cameras, score
 from splatcli.render.images import RenderSettings
@@ -859,16 +859,19 @@ def _check_loss(loss: object) -> None:
         raise UsageError(f"{loss!r} cannot be called", where="loss", remedy="loss=a function; see docs/api.md")
     try:  # a module of torch takes whatever its forward() takes
         signature = inspect.signature(getattr(loss, "forward", loss))
+        asked = asked_of(loss)
     except (TypeError, ValueError):  # of a function of C
         return
     try:
-        signature.bind(None, None, None)
+        signature.bind(None, None, None, **dict.fromkeys(asked))
     except TypeError:
         name = getattr(loss, "__name__", type(loss).__name__)
+        more = f"; and, after *, of any of {', '.join(ASKED)}"
         raise UsageError(
             f"{name}{signature} cannot be called with image, target and counts",
             where="loss",
-            remedy=f"a function of all three, as loss=lambda image, target, counts: {_called(name)}(image, target)",
+            remedy=f"a function of all three, as loss=lambda image, target, counts: {_called(name)}(image, target)"
+            + more,
         ) from None
 
 
@@ -927,6 +930,19 @@ def find_model(path: Path) -> Path:
     return found
 
 
+#: Names of gsplat's, INRIA's, nerfstudio's and Brush's arguments -> ours; a value of theirs is not always one of ours.
+_OTHER_NAMES = {
+    **dict.fromkeys(
+        ("downscale", "downscale_factor", "data_factor", "factor", "images_factor", "max_resolution"), "resolution"
+    ),
+    **dict.fromkeys(("num_steps", "total_steps", "max_num_iterations", "num_iters", "n"), "iterations"),
+    **dict.fromkeys(("llffhold", "eval_split_every", "eval_interval", "test_interval"), "test_every"),
+    **dict.fromkeys(("output_dir", "result_dir", "model_path", "out"), "output"),
+    **dict.fromkeys(("max_splats", "max_gaussians", "num_gaussians"), "cap_max"),
+    "lambda_dssim": "ssim_lambda",
+    "lr": "means_lr, or another rate of [optim]",
+}
+
 #: What stands for options of ``splat train`` that are no settings.
 _ELSEWHERE = {
     "max_time": "run() has no limit of time: splat train --max-time has one, and stop() in a callback ends a run",
@@ -950,6 +966,13 @@ def dotted_settings(settings: dict[str, Any]) -> dict[str, Any]:
             remedy = f"did you mean {near[0]}?" if near else "splat docs settings lists the names"
             if (flag := f"--{name.replace('_', '-')}") in _arguments():
                 remedy = f"did you mean {_arguments()[flag][0]}?"
+            if name in _OTHER_NAMES:
+                remedy = f"did you mean {_OTHER_NAMES[name]}?"
             raise UsageError(f"there is no setting {name!r}", remedy=_ELSEWHERE.get(name, remedy))
+        if name == "steps" and isinstance(value, int):
+            raise UsageError(
+                f"steps cannot be {value!r}",
+                remedy="did you mean iterations? save.steps lists the steps after which checkpoints are kept",
+            )
         found[key] = os.fspath(value) if isinstance(value, os.PathLike) else value
     return found

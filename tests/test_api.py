@@ -176,12 +176,25 @@ def test_remedies_name_arguments_and_not_flags(ball: Path, tmp_path: Path) -> No
         ("max_time", "splat train --max-time has one"),
         ("ranks", "splat train --ranks"),
         ("stop_at", "give it to run()"),
+        ("downscale_factor", "did you mean resolution?"),
+        ("data_factor", "did you mean resolution?"),
+        ("result_dir", "did you mean output?"),
+        ("llffhold", "did you mean test_every?"),
+        ("lambda_dssim", "did you mean ssim_lambda?"),
     ],
 )
 def test_unknown_names_have_hints(name: str, hint: str) -> None:
     with pytest.raises(UsageError, match=f"no setting '{name}'") as caught:
         splatcli.Trainer(COURTYARD, device="cpu", **{name: 1})  # type: ignore[arg-type]
     assert hint in str(caught.value.remedy)
+
+
+def test_names_that_mean_something_else_here_have_hints() -> None:
+    with pytest.raises(UsageError, match="did you mean resolution") as caught:
+        splatcli.Scene.open(COURTYARD, downscale=4)
+    assert "num_downscales" not in str(caught.value)
+    with pytest.raises(UsageError, match="did you mean iterations"):
+        splatcli.Trainer(COURTYARD, device="cpu", steps=100)
 
 
 def test_no_maximum_has_a_word_and_none_is_the_default() -> None:
@@ -498,6 +511,24 @@ def test_another_loss_is_minimised(ball: Path, tmp_path: Path) -> None:
     assert recorder.steps[-1].loss < 0.5 * recorder.steps[0].loss
     image = done.model.render(done.model.cameras[0]).image
     assert float(image[..., 0].mean()) > 2 * float(image[..., 1:].mean())
+
+
+@NEEDS_COMPILER
+def test_a_loss_with_a_regulariser_of_the_gaussians_resumes_to_the_same_bits(ball: Path, tmp_path: Path) -> None:
+    """The loss that docs/api.md shows."""
+    page = (Path(__file__).resolve().parents[1] / "docs" / "api.md").read_text(encoding="utf-8")
+    (code,) = [block for block in page.split("```python\n")[1:] if block.startswith("def regularised")]
+    names: dict[str, Any] = {"splatcli": splatcli}
+    exec(code.partition("```")[0].partition("\nsplatcli.train")[0], names)
+    options: dict[str, Any] = {"iterations": 12, "loss": names["regularised"], **TINY}
+    whole = splatcli.train(ball, output=tmp_path / "whole", **options)
+    splatcli.Trainer(ball, output=tmp_path / "parts", **options).run(stop_at=5)
+    done = splatcli.Trainer.resume(tmp_path / "parts", loss=names["regularised"]).run()
+    plain = splatcli.train(ball, output=tmp_path / "plain", **{**options, "loss": plain_loss})
+    for name, tensor in done.model.gaussians.items():
+        assert torch.equal(tensor, dict(whole.model.gaussians.items())[name]), name
+    opacity, other = (run.model.gaussians.logit_opacities.mean() for run in (whole, plain))
+    assert float(opacity) < float(other)
 
 
 @NEEDS_COMPILER
@@ -825,6 +856,32 @@ def test_objects_of_another_kind_are_named() -> None:
 
 
 @NEEDS_COMPILER
+def test_a_camera_has_the_matrices_that_gsplat_takes() -> None:
+    scene = splatcli.Scene.open(COURTYARD, resolution=4)
+    assert scene.points is not None
+    camera, gaussians = scene.cameras[0], random_gaussians(30, 1)
+    assert camera.K.shape == (3, 3)
+    assert_close(camera.camtoworld @ camera.viewmat, np.eye(4), rtol=0, atol=1e-12)
+    inside = scene.points.xyz @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
+    x, y, z = camera.project(scene.points.xyz)
+    pixels = inside @ camera.K.T
+    assert_close((pixels[:, :2] / pixels[:, 2:])[z > 0], np.stack([x, y], axis=1)[z > 0], rtol=1e-6, atol=1e-6)
+    images, _, _ = splatcli.rasterization(
+        gaussians.means,
+        gaussians.quats,
+        gaussians.log_scales.exp(),
+        gaussians.logit_opacities.sigmoid(),
+        torch.cat([gaussians.sh0[:, None], gaussians.shN], dim=1),
+        torch.tensor(camera.viewmat, dtype=torch.float32)[None],
+        torch.tensor(camera.K, dtype=torch.float32)[None],
+        camera.width,
+        camera.height,
+        near_plane=camera.near,
+        sh_degree=gaussians.sh_degree,
+    )
+    assert_close(images[0], splatcli.Model(gaussians).render(camera).image, rtol=0, atol=1e-4)
+
+
 def test_a_camera_takes_a_pose_of_any_kind() -> None:
     model, camera = splatcli.Model(random_gaussians(30)), ring_cameras(1)[0]
     image = model.render(camera).image
@@ -841,11 +898,18 @@ def test_a_trainer_takes_a_device_of_torch_and_no_loss_that_is_not_called(ball: 
         splatcli.Trainer(ball, output=tmp_path / "run", loss="l1")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("loss", [torch.nn.MSELoss(), torch.nn.functional.tanh, lambda image, target: image.sum()])
+def wants_scales(image: torch.Tensor, target: torch.Tensor, counts: Any, *, scales: torch.Tensor) -> torch.Tensor:
+    return image.sum() + scales.sum()
+
+
+@pytest.mark.parametrize(
+    "loss", [torch.nn.MSELoss(), torch.nn.functional.tanh, lambda image, target: image.sum(), wants_scales]
+)
 def test_a_loss_takes_image_target_and_counts(ball: Path, tmp_path: Path, loss: Any) -> None:
     """Another function, such as a loss of torch, is refused before the run has a folder."""
-    with pytest.raises(UsageError, match="cannot be called with image, target and counts"):
+    with pytest.raises(UsageError, match="cannot be called with image, target and counts") as caught:
         splatcli.Trainer(ball, output=tmp_path / "run", loss=loss)
+    assert "gaussians, alpha, depth, camera" in str(caught.value.remedy)
     assert not (tmp_path / "run").exists()
 
 

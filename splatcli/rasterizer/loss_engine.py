@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 import torch
@@ -20,8 +21,25 @@ from splatcli.rasterizer.step_inputs import DensifyStats, StepInputs, SyncEngine
 from splatcli.rasterizer.train_step import TrainStepPipeline
 
 #: Takes image [H, W, 3] and target [H, W, 3], floats, and a mask [H, W] bool, True where a pixel counts, or None where
-#: all do; returns a scalar. Pixels that do not count are black in image and target.
-Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+#: all do; returns a scalar. Pixels that do not count are black in image and target. It may ask for ASKED as well.
+Loss = Callable[..., Tensor]
+
+#: Keyword-only parameters without a default by which a loss asks for more of its step: the raw Gaussians, alpha [H, W]
+#: and depth [H, W] of the render, all of which have gradients, and the Camera.
+ASKED = ("gaussians", "alpha", "depth", "camera")
+
+
+def asked_of(loss: Loss) -> tuple[str, ...]:
+    """Return those of ASKED that a loss asks for. Raises TypeError and ValueError for functions without a signature."""
+    # A module of torch takes whatever its forward() takes.
+    parameters = inspect.signature(getattr(loss, "forward", loss)).parameters
+    return tuple(
+        name
+        for name in ASKED
+        if name in parameters
+        and parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+        and parameters[name].default is inspect.Parameter.empty
+    )
 
 
 class LossEngine(SyncEngine):
@@ -35,6 +53,10 @@ class LossEngine(SyncEngine):
     def __init__(self, loss: Loss, device: torch.device | str = "cpu", *, backend: Backend | None = None) -> None:
         """backend: by default the library of the device, in float32."""
         self._loss = loss
+        try:
+            self._asked = asked_of(loss)
+        except (TypeError, ValueError):  # of a function of C
+            self._asked = ()
         #: The function's name, or the class of an object that is called.
         self.loss_name = str(getattr(loss, "__name__", type(loss).__name__))
         self._backend = backend or backend_for(torch.device(device))
@@ -70,7 +92,9 @@ class LossEngine(SyncEngine):
             counts = None if inputs.mask is None else ~inputs.mask
             if inputs.mask is not None:
                 image = image.masked_fill(inputs.mask[..., None], 0.0)
-            loss = self._loss(image, inputs.target.to(image.dtype) / 255.0, counts)
+            there = {"gaussians": leaves, "alpha": drawn.alpha, "depth": drawn.depth, "camera": inputs.camera}
+            more = {name: there[name] for name in self._asked}
+            loss = self._loss(image, inputs.target.to(image.dtype) / 255.0, counts, **more)
             _check_scalar(loss)
             if inputs.depth is not None:
                 loss = loss + depth_loss_reference(drawn.alpha, drawn.depth, inputs.depth)
@@ -97,7 +121,9 @@ def _check_scalar(loss: Tensor) -> None:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         without = " without a gradient" if isinstance(loss, Tensor) and not loss.requires_grad else ""
         raise UsageError(
-            f"the loss is {what}{without}", where="loss(image, target, counts)", remedy="return a scalar made of image"
+            f"the loss is {what}{without}",
+            where="loss(image, target, counts)",
+            remedy="return a scalar made of image, gaussians, alpha or depth",
         )
 
 

@@ -67,6 +67,24 @@ class Camera:
             object.__setattr__(self, one.name, state[k] if k < len(state) else one.default)
 
     @property
+    def K(self) -> NDArray[np.float64]:
+        """[3, 3] the intrinsics [[fx, 0, cx], [0, fy, cy], [0, 0, 1]], pixels from the upper left corner of the image.
+
+        As gsplat's ``Ks``. Of an "ortho" camera fx and fy are pixels a world unit, of a "fisheye" one pixels a radian.
+        """
+        return np.array([[self.fx, 0.0, self.cx], [0.0, self.fy, self.cy], [0.0, 0.0, 1.0]])
+
+    @property
+    def camtoworld(self) -> NDArray[np.float64]:
+        """[4, 4] camera to world, the inverse of viewmat: columns x right, y down, z forward, and the position.
+
+        In world units. nerfstudio's matrices have y up and z back: their second and third columns are the negatives.
+        """
+        matrix = np.eye(4)
+        matrix[:3, :3], matrix[:3, 3] = self.viewmat[:3, :3].T, self.center
+        return matrix
+
+    @property
     def center(self) -> NDArray[np.float64]:
         """[3] the camera's position in the world."""
         rotation, translation = self.viewmat[:3, :3], self.viewmat[:3, 3]

@@ -16,11 +16,13 @@ from torch.testing import assert_close
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer import NativeEngine, StepInputs
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.depth_loss import DepthTarget
+from splatcli.rasterizer.alpha_loss import alpha_loss_reference
+from splatcli.rasterizer.depth_loss import DepthTarget, depth_loss_reference
 from splatcli.rasterizer.loss_engine import LossEngine
 from splatcli.rasterizer.reference import loss_reference
 from splatcli.rasterizer.reference_engine import ReferenceEngine
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, StepEngine, ViewParams
+from splatcli.scene.camera import Camera
 from tests.native.cases import NEEDS_COMPILER, float64
 from tests.rasterizer.engines import F64, HEIGHT, LRS, WIDTH
 from tests.rasterizer.scenes import random_camera, random_gaussians, random_image
@@ -132,3 +134,34 @@ def test_the_loss_sees_which_pixels_count() -> None:
     Step(LossEngine(loss, backend=float64()), mask=hidden_corner())
     assert len(seen) == 2
     assert torch.equal(seen[0], ~hidden_corner())
+
+
+def test_a_loss_may_ask_for_gaussians_alpha_depth_and_camera() -> None:
+    """Terms of a step written as parts of a loss train as the engine's own do."""
+    case, target = Regularisation(0.02, 0.03), CASES["depth"]["depth"]
+    seen: list[str] = []
+
+    def loss(
+        image: Tensor,
+        truth: Tensor,
+        counts: Tensor | None,
+        weight: float = 1.0,  # a default is the function's own
+        *,
+        gaussians: Gaussians,
+        alpha: Tensor,
+        depth: Tensor,
+        camera: Camera,
+    ) -> Tensor:
+        seen.append(camera.name)
+        assert image.shape[:2] == alpha.shape == depth.shape == (camera.height, camera.width)
+        opacity, scale = gaussians.logit_opacities.sigmoid().mean(), gaussians.log_scales.exp().mean()
+        own = training_loss(image, truth, counts) + depth_loss_reference(alpha, depth, target)
+        own = own + alpha_loss_reference(alpha, (truth * 255).round().to(torch.uint8), None, 0.5, 0.0)
+        return weight * own + case.opacity_reg * opacity + case.scale_reg * scale
+
+    mine = Step(LossEngine(loss, backend=float64()))
+    theirs = Step(ReferenceEngine(), regularisation=case, depth=target, alpha_lambda=0.5)
+    assert seen == [random_camera(30 + step, WIDTH, HEIGHT).name for step in range(2)]
+    for (name, one), (_, other) in zip(mine.adam.exp_avg.items(), theirs.adam.exp_avg.items(), strict=True):
+        assert_close(one, other, rtol=1e-6, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+    assert_close(mine.stats.grad2d, theirs.stats.grad2d, rtol=1e-6, atol=1e-12)
