@@ -260,7 +260,7 @@ class Model:
     ) -> Render:
         """Return image [H, W, 3], alpha [H, W] and depth [H, W] of a view, tensors on the Gaussians' device.
 
-        size: width and height in place of the camera's. background: R G B in 0..1, or a name or #rrggbb.
+        size: width and height in place of the camera's. background: R G B in 0..1, or a colour of --background.
         What is not given is as the model was trained. Differentiable in Gaussians that require gradients.
         """
         if not isinstance(camera, Camera):

@@ -98,7 +98,8 @@ class CompareArguments:
         typer.Option(
             "--background",
             metavar="COLOUR",
-            help="black, white, #rrggbb or r,g,b, for both.  [default: as A was trained, else B, else black]",
+            help="A colour name of CSS, #rrggbb, #rgb or r,g,b from 0 to 1, for both.  [default: as A was trained, "
+            "else B, else black]",
         ),
     ] = None
     overwrite: Annotated[bool, typer.Option("-w", "--overwrite", help="Replace files that are already there.")] = False

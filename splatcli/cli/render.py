@@ -84,7 +84,8 @@ class RenderArguments:
             "-o",
             "--output",
             metavar="PLACE",
-            help="Folder for the images; x.mp4 for a video; x.png or x.exr for a single view; - for stdout.  "
+            help="Folder for the images; x.mp4, x.gif or x.webp for a video; x.png or x.exr for a single view; "
+            "- for stdout.  "
             "[default: renders/ in the run folder]",
         ),
     ] = None
@@ -93,8 +94,8 @@ class RenderArguments:
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="png, exr, mp4, or raw: RGB frames, 8 bits, for a pipe.  [default: as -o ends, else png; raw for "
-            "several views on stdout]",
+            help="png, exr, mp4, gif, webp, or raw: RGB frames, 8 bits, for a pipe.  [default: as -o ends, else png; "
+            "raw for several views on stdout]",
         ),
     ] = None
     what: Annotated[
@@ -135,7 +136,9 @@ class RenderArguments:
     background: Annotated[
         str | None,
         typer.Option(
-            "--background", metavar="COLOUR", help="black, white, #rrggbb or r,g,b.  [default: as trained, else black]"
+            "--background",
+            metavar="COLOUR",
+            help="A colour name of CSS, #rrggbb, #rgb or r,g,b from 0 to 1.  [default: as trained, else black]",
         ),
     ] = None
     depth_range: Annotated[
@@ -231,6 +234,7 @@ def render(args: RenderArguments) -> int:
       splat render output/scene --views view_00.png,view_08.png --side-by-side
       splat render output/scene --views test -o compare --side-by-side
       splat render output/scene --views orbit -o orbit.mp4 --size 1280x720
+      splat render output/scene --views orbit -o orbit.gif --size 480x360 --frames 60 --fps 15
       splat render output/scene --views interpolate --loop --what rgb,depth -o tour.mp4
       splat render output/scene --views orbit --fov 70 -o wide.mp4
       splat render output/scene --views camera_path.json -o film.mp4
@@ -247,6 +251,7 @@ def render(args: RenderArguments) -> int:
     from splatcli.cli.console import open_output, stdout_or
     from splatcli.cli.model import find_model, load_model
     from splatcli.native.backend import resolve_device
+    from splatcli.render.output import check_format
     from splatcli.render.view_renderer import parse_kinds, parse_model, parse_range, parse_size
     from splatcli.train.backgrounds import parse_background
 
@@ -265,6 +270,7 @@ def render(args: RenderArguments) -> int:
             save_cameras=args.save_cameras,
             data=args.data,
         )
+        check_format(output, args.format)  # before the model is read
         path_options = _path_options(args)
         wanted = resolve_device(args.device)
         path = find_model(args.model, out=out, allow_older=args.allow_older)
@@ -580,6 +586,10 @@ def _kinds(opts: RenderOptions, target: Target, chosen: Views) -> tuple[str, ...
             f"one file cannot hold {len(kinds)} images ({', '.join(kinds)})",
             where="-o",
             remedy="--side-by-side or a folder",
+        )
+    if target.format == "gif" and (opts.fps or chosen.fps or _FPS) > output.MAX_GIF_FPS:
+        raise UsageError(
+            f"a GIF has at most {output.MAX_GIF_FPS:g} frames a second", where="--fps", remedy="--fps 30; or -o x.webp"
         )
     if target.is_video and len(chosen.sizes) > 1:
         sizes = " and ".join(f"{w}x{h}" for w, h in chosen.sizes[:3])

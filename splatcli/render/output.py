@@ -10,8 +10,9 @@ N.X N.Y N.Z  normals as in render/images.py
 A model's colours are display colours, as in the images. sRGB's curve makes them linear, applied to the colour divided
 by A, so a compositor shows the same as the PNG. Negative colours become black; those above 1 continue along the curve.
 
-Videos are MP4 files by ffmpeg: that of the package imageio-ffmpeg, or the one on PATH. Frames go through a pipe,
-and the file is written beside its target, which it replaces when the last frame is in: a video is whole or absent.
+Videos are MP4, GIF and WebP files by ffmpeg: that of the package imageio-ffmpeg, or the one on PATH. Frames go through
+a pipe, and the file is written beside its target, which it replaces when the last frame is in: a video is whole or
+absent.
 """
 
 from __future__ import annotations
@@ -115,15 +116,17 @@ def bundled() -> str | None:
 
 
 def write_video(path: Path, frames: Iterable[NDArray[np.uint8]], size: tuple[int, int], fps: float) -> None:
-    """Encode ``frames`` [H, W, 3], all of ``size`` (W, H), as H.264 in 4:2:0, which every player supports.
+    """Encode ``frames`` [H, W, 3], all of ``size`` (W, H), as the suffix says: ``.mp4``, ``.gif`` or ``.webp``.
 
-    4:2:0 needs even sides: the last row or column of an odd one is doubled.
+    MP4 is H.264 in 4:2:0, which every player supports; that needs even sides: the last row or column of an odd one is
+    doubled. GIF and WebP repeat for ever.
     Raises OutputError if the file cannot be written, ResourceError without a working ffmpeg, and errors of ``frames``.
     """
     program = find_ffmpeg()
     make_parent_folder(path)
     try:
-        write_atomically(path, lambda file: _encode(program, file, frames, size, fps), what="the video")
+        kind = path.suffix.lower().removeprefix(".")
+        write_atomically(path, lambda file: _encode(program, file, frames, size, fps, kind), what="the video")
     except OutputError as error:
         # An error of the frames is not an error of the file.
         if isinstance(error.__cause__, SplatError):
@@ -131,10 +134,24 @@ def write_video(path: Path, frames: Iterable[NDArray[np.uint8]], size: tuple[int
         raise
 
 
-def command(program: str, size: tuple[int, int], fps: float, target: str) -> list[str]:
-    """Return the command of the encoder: raw RGB frames on stdin, MP4 to ``target``, whatever its suffix."""
+#: Options of ffmpeg for animated pictures. A GIF has a palette for each frame: one for all would need all at once.
+_ANIMATED = {
+    "gif": ("-vf", "split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse=new=1", "-loop", "0", "-f", "gif"),
+    "webp": ("-pix_fmt", "bgra", "-c:v", "libwebp_anim", "-quality", "85", "-loop", "0", "-f", "webp"),
+}
+#: Frames a second of a GIF at most: browsers show shorter frames than 20 ms for 100.
+MAX_GIF_FPS = 50.0
+
+
+def command(program: str, size: tuple[int, int], fps: float, target: str, kind: str = "mp4") -> list[str]:
+    """Return the command of the encoder: raw RGB frames on stdin, a file of ``kind`` to ``target``, however that ends.
+
+    kind: one of VIDEOS.
+    """
     width, height = size
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{fps:g}", "-i", "-"]
+    if kind in _ANIMATED:
+        return [program, "-y", "-hide_banner", "-loglevel", "error", *source, "-an", *_ANIMATED[kind], target]
     # Full-range RGB becomes BT.709, and the file declares it, since players guess otherwise.
     convert = ["-vf", "scale=out_color_matrix=bt709:out_range=tv", "-pix_fmt", "yuv420p", "-colorspace", "bt709"]
     curves = ["-color_primaries", "bt709", "-color_trc", "bt709", "-color_range", "tv"]
@@ -143,14 +160,17 @@ def command(program: str, size: tuple[int, int], fps: float, target: str) -> lis
 
 
 def _encode(
-    program: str, file: BinaryIO, frames: Iterable[NDArray[np.uint8]], size: tuple[int, int], fps: float
+    program: str, file: BinaryIO, frames: Iterable[NDArray[np.uint8]], size: tuple[int, int], fps: float, kind: str
 ) -> None:
-    even = size[0] + size[0] % 2, size[1] + size[1] % 2
+    even = size if kind in _ANIMATED else (size[0] + size[0] % 2, size[1] + size[1] % 2)
     with tempfile.TemporaryFile() as words:
         try:
             # In its own session ffmpeg gets no Ctrl-C; this process handles it.
             encoder = subprocess.Popen(
-                command(program, even, fps, file.name), stdin=subprocess.PIPE, stderr=words, start_new_session=True
+                command(program, even, fps, file.name, kind),
+                stdin=subprocess.PIPE,
+                stderr=words,
+                start_new_session=True,
             )
         except OSError as error:
             raise ResourceError(f"ffmpeg does not start: {error.strerror}", where=program, remedy=_REMEDY) from None
@@ -183,11 +203,13 @@ def _feed(encoder: subprocess.Popen[bytes], frames: Iterable[NDArray[np.uint8]],
             pipe.write(np.ascontiguousarray(np.pad(frame, missing, mode="edge")).data)
 
 
-FORMATS = ("png", "exr", "mp4", "raw")
+#: Formats of one file for all frames.
+VIDEOS = ("mp4", "gif", "webp")
+FORMATS = ("png", "exr", *VIDEOS, "raw")
 
 #: Suffixes of other files of images and videos, which would otherwise be taken as names of folders.
-_OTHER_PICTURES = {".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".avif"}
-_OTHER_VIDEOS = {".avi", ".gif", ".m4v", ".mkv", ".mov", ".webm"}
+_OTHER_PICTURES = {".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".avif"}
+_OTHER_VIDEOS = {".apng", ".avi", ".m4v", ".mkv", ".mov", ".webm"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +226,30 @@ class Target:
     @property
     def is_video(self) -> bool:
         """Return whether all frames go to one stream, which needs one size."""
-        return self.format in ("mp4", "raw")
+        return self.format in (*VIDEOS, "raw")
+
+
+def check_format(output: Path | None, format: str | None) -> None:
+    """Raise UsageError for a format, or a suffix of ``output``, that no views can be written in.
+
+    output, format: of the command line.
+    """
+    if format is not None and format not in FORMATS:
+        raise UsageError(f"{format!r} is not a format", where="--format", remedy=f"one of {', '.join(FORMATS)}")
+    if output is None:
+        return
+    suffix = output.suffix.lower()
+    if suffix in _OTHER_VIDEOS:
+        raise UsageError(
+            "videos are MP4, GIF or WebP files",
+            where=output,
+            remedy=f"-o {output.with_suffix('.mp4')}; or pipe frames: --size 640x480 --format raw -o - | ffmpeg "
+            f"-f rawvideo -pix_fmt rgb24 -s 640x480 -r 30 -i - {output} (docs/cameras.md)",
+        )
+    if suffix in _OTHER_PICTURES and not output.is_dir():
+        raise UsageError(
+            "pictures are PNG or EXR files", where=output, remedy=f"-o {output.with_suffix('.png')}; or name a folder"
+        )
 
 
 def resolve_target(output: Path | None, format: str | None, count: int, default: Path) -> Target:
@@ -213,11 +258,10 @@ def resolve_target(output: Path | None, format: str | None, count: int, default:
     output, format: of the command line. default: the folder without -o, and the stem of a video.
     Raises UsageError.
     """
-    if format is not None and format not in FORMATS:
-        raise UsageError(f"{format!r} is not a format", where="--format", remedy=f"one of {', '.join(FORMATS)}")
+    check_format(output, format)
     if str(output) == "-":
         named = format or ("png" if count == 1 else "raw")
-        if named in ("exr", "mp4"):
+        if named in ("exr", *VIDEOS):
             raise UsageError(
                 f"{named} files cannot be written to a pipe",
                 where="-o",
@@ -228,30 +272,21 @@ def resolve_target(output: Path | None, format: str | None, count: int, default:
         raise UsageError("raw frames go to stdout", where="--format", remedy="add -o -, and a pipe or redirection")
     if output is None:
         return (
-            Target("mp4", file=default.with_name(f"{default.name}.mp4"))
-            if format == "mp4"
+            Target(format, file=default.with_name(f"{default.name}.{format}"))
+            if format in VIDEOS
             else _folder(format, default)
         )
     suffix = output.suffix.lower()
-    if suffix in _OTHER_VIDEOS:
-        raise UsageError(
-            "videos are MP4 files",
-            where=output,
-            remedy=f"-o {output.with_suffix('.mp4')}; or pipe frames: --size 640x480 --format raw -o - | ffmpeg "
-            f"-f rawvideo -pix_fmt rgb24 -s 640x480 -r 30 -i - {output} (docs/cameras.md)",
-        )
-    if suffix in _OTHER_PICTURES and not output.is_dir():
-        raise UsageError(
-            "pictures are PNG or EXR files", where=output, remedy=f"-o {output.with_suffix('.png')}; or name a folder"
-        )
-    if suffix.removeprefix(".") not in ("png", "exr", "mp4") or output.is_dir():
-        if format == "mp4":
-            raise UsageError("a video is one file", where=output, remedy=f"-o {output / 'video.mp4'}")
-        return _folder(format, output)
     named = suffix.removeprefix(".")
+    if named not in ("png", "exr", *VIDEOS) or output.is_dir():
+        if format in VIDEOS:
+            raise UsageError("a video is one file", where=output, remedy=f"-o {output / 'video'}.{format}")
+        return _folder(format, output)
     if format not in (None, named):
         raise UsageError(f"--format {format} contradicts the suffix {suffix}", where="-o", remedy="leave one out")
-    if named != "mp4" and count != 1:
+    if named == "webp" and count == 1:
+        raise UsageError("a WebP file is an animation, of several views", where=output, remedy=f"-o {output.stem}.png")
+    if named not in VIDEOS and count != 1:
         raise UsageError(
             f"one {named.upper()} file cannot hold {count} views",
             where="-o",

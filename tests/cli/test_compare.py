@@ -330,7 +330,7 @@ def nothing(folder: Path) -> None:
         (nothing, ("RUN", "PLY", "--frames", "2"), 2, "does not apply to --views test"),
         (nothing, ("RUN", "PLY", "--views", "nowhere"), 2, "names no views"),
         (nothing, ("PLY", "PLY", "--views", "test"), 2, "the model has no cameras"),
-        (nothing, ("RUN", "PLY", "--background", "pink"), 2, "is not a colour"),
+        (nothing, ("RUN", "PLY", "--background", "whiteish"), 2, "is not a colour"),
         (nothing, ("SCENE", "PLY"), 2, "splat compare PLY SCENE"),
         (nothing, ("RUN", "SCENE", "--data", "SCENE"), 2, "exclude each other"),
         (nothing, ("PLY",), 2, "has neither cameras nor photos"),

@@ -373,9 +373,12 @@ class TestStdout:
         (["--format", "mp4", "-o", "-"], 2, "cannot be written to a pipe"),
         (["--format", "mp4", "-o", "folder"], 2, "a video is one file"),
         (["--format", "png", "-o", "x.mp4"], 2, "contradicts the suffix .mp4"),
-        (["-o", "x.mov"], 2, "videos are MP4"),
+        (["-o", "x.mov"], 2, "videos are MP4, GIF or WebP"),
         (["-o", "x.webm"], 2, "-s 640x480 -r 30 -i - x.webm"),
-        (["-o", "x.gif", "--views", "orbit"], 2, "--format raw -o - | ffmpeg"),
+        (["-o", "x.avi", "--views", "orbit"], 2, "--format raw -o - | ffmpeg"),
+        (["-o", "x.gif", "--fps", "60", "--views", "orbit"], 2, "at most 50 frames a second"),
+        (["-o", "x.webp", "--views", "orbit", "--frames", "1"], 2, "-o x.png"),
+        (["-o", "x.png", "--format", "gif"], 2, "contradicts the suffix .png"),
         (["-o", "x.jpg"], 2, "pictures are PNG or EXR files"),
         (["-o", "/dev/null/x"], 8, "Not a directory"),
         (["-o", "x.png"], 2, "one PNG file cannot hold 2 views"),
@@ -443,3 +446,11 @@ def test_an_image_that_a_mask_hides_whole_is_gray_in_comparisons(splat: Splat, t
         assert [bool((image == 128).all()) for image in shown] == [True] + [False] * (len(shown) - 1)
     assert "view_01.png: PSNR" not in done.err
     assert "view_02.png: PSNR" in done.err
+
+
+@pytest.mark.parametrize("name", ["x.webm", "x.jpg"])
+def test_a_suffix_is_refused_before_the_model_is_read(splat: Splat, tmp_path: Path, name: str) -> None:
+    (tmp_path / "model.ply").write_bytes(b"ply\nbroken")
+    done = splat("render", tmp_path / "model.ply", "--views", "orbit", "-o", tmp_path / name)
+    assert done.code == 2
+    assert name in done.err

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from splatcli.errors import OutputError, ResourceError, SceneError
 from splatcli.render.output import find_ffmpeg, write_video
@@ -40,6 +41,20 @@ def test_every_frame_comes_back_in_its_colour(ffmpeg: str, tmp_path: Path) -> No
     ).stderr
     assert "25 fps" in reported
     assert "bt709" in reported
+
+
+@pytest.mark.parametrize("end", ["gif", "webp"])
+def test_an_animation_has_every_frame_and_repeats(ffmpeg: str, tmp_path: Path, end: str) -> None:
+    path = tmp_path / f"x.{end}"
+    write_video(path, iter(frames()), (31, 17), 25)
+    with Image.open(path) as shown:
+        assert (shown.size, shown.n_frames, shown.info["loop"]) == ((31, 17), 5, 0)
+        for index, expected in enumerate(frames()):
+            shown.seek(index)
+            shown.load()
+            assert shown.info["duration"] == 40
+            assert np.abs(np.asarray(shown.convert("RGB")).astype(int) - expected).max() <= 3
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
 def test_an_error_of_the_frames_is_raised_and_leaves_no_file(ffmpeg: str, tmp_path: Path) -> None:
