@@ -100,6 +100,7 @@ def resume(args: ResumeArguments) -> int:
                 device=args.device,
                 mode=processes.distributed,
                 asked=options.name_of_ranks(sys.argv[1:]),
+                out=out,
             )
         with (
             joined_group(processes.distributed, args.device, out) as (group, own_device),

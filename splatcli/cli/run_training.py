@@ -301,6 +301,7 @@ def resume_training(
         requested = read_settings(assignments=overrides.settings)
         note_unused(config, requested, out)
         check_iterations(config, checkpoint.step)
+        _note_stop(stop_at, checkpoint.step, config.train.iterations, out)
         if checkpoint.step == config.train.iterations:
             name = shlex.quote(str(run_folder(path) or path))
             out.note(
@@ -339,6 +340,14 @@ def resume_training(
             run_dir.write_config(trainer.state.config)
             del checkpoint  # takes as much memory as the state itself
             return run_trainer(trainer, stop_at, requests, live, out)
+
+
+def _note_stop(stop_at: int | None, step: int, last: int, out: Output) -> None:
+    """Print a note where a run of so many steps, which continues at ``step``, cannot stop after step ``stop_at``."""
+    if stop_at is not None and stop_at > last:
+        out.note(f"note: the run ends at step {last:,}, before --stop-at {stop_at}; --iterations N makes it longer")
+    elif stop_at is not None and stop_at <= step < last:
+        out.note(f"note: no step is done: the run is at step {step:,}, and --stop-at {stop_at} is not after that")
 
 
 def _last_score(path: Path) -> dict[str, Any]:

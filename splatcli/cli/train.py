@@ -173,6 +173,7 @@ def train(args: TrainArguments) -> int:
                 device=args.device,
                 mode=processes.distributed,
                 asked=options.name_of_ranks(words),
+                out=out,
             )
         with joined_group(mode, device, out) as (group, own_device):
             ranks = processes.ranks if group is None else group.size
@@ -238,6 +239,12 @@ def _checked(args: TrainArguments, ranks: int | None) -> tuple[Config, Callable[
     config = rebuild_config({})
     check_batch(config, ranks)
     check_strategy(config)
+    if args.stop_at is not None and args.max_time is None and args.stop_at > config.train.iterations:
+        raise UsageError(
+            f"the run ends at step {config.train.iterations:,}, before step {args.stop_at:,}",
+            where="--stop-at",
+            remedy=f"-n {args.stop_at} for a run of so many steps; or leave out --stop-at",
+        )
     if args.processes.distributed == SHARDED:
         check_sharded(config, viewer=args.page.viewer)
     args.foreign.check_model_is_given(config.model.init not in NAMED_STARTS)

@@ -183,7 +183,7 @@ class HeartbeatMonitor:
         elif unheard > STORE_TIMEOUT:
             return  # the heartbeats of the others are old
         elif seconds > LEFT_TIMEOUT and (gone := sorted(self._left)):
-            ended = " and ".join(f"rank {rank}" for rank in gone)
+            ended = first_of([f"rank {rank}" for rank in gone], " and ")
             self.declare(gone, f"{ended} has ended, and rank {self.rank} is in {self._doing}")
         elif seconds > patience:
             behind = [rank for rank, beat in self._beats.items() if beat.count < self._count]
@@ -192,7 +192,7 @@ class HeartbeatMonitor:
             places = [self._beats[rank].doing if rank in self._beats else self._doing for rank in range(self.size)]
             late = behind or minority(places)
             words = [f"rank {rank} has not come to {self._doing}, it is in {places[rank]}" for rank in late]
-            said = "; ".join(words) or f"all ranks have come to {self._doing}, but it does not end"
+            said = first_of(words, "; ") or f"all ranks have come to {self._doing}, but it does not end"
             self.declare(late, f"{said} (rank {self.rank} has waited {seconds:.0f} s)")
         self.check()
 
@@ -238,7 +238,7 @@ class HeartbeatMonitor:
             if rank not in self._left:
                 self._read(rank, beat)
         if self._failure is None and (silent := self.silent_ranks()):
-            words = " and ".join(f"rank {rank} (last in {self._beats[rank].doing})" for rank in silent)
+            words = first_of([f"rank {rank} (last in {self._beats[rank].doing})" for rank in silent], " and ")
             self.declare(
                 silent,
                 f"{words} has given no sign of life for {SILENCE_LIMIT:.0f} s: killed, stopped, or its machine is gone",
@@ -272,6 +272,21 @@ class HeartbeatMonitor:
                 sys.stderr.write("\n".join(self.error().lines()) + "\n")
                 sys.stderr.flush()
         os._exit(DistributedError.exit_code)
+
+
+#: Ranks that a message names at most.
+_MOST_NAMED = 8
+
+
+def first_of(words: Sequence[str], joint: str, odd: Sequence[int] = ()) -> str:
+    """Return what is said of ranks, joined; of more than _MOST_NAMED the first, and how many others there are.
+
+    odd: places in ``words`` that come first then.
+    """
+    if len(words) <= _MOST_NAMED:
+        return joint.join(words)
+    order = sorted(range(len(words)), key=lambda place: place not in odd)
+    return f"{joint.join(words[place] for place in order[:_MOST_NAMED])} and {len(words) - _MOST_NAMED} others"
 
 
 def minority(values: Sequence[object]) -> list[int]:

@@ -19,7 +19,7 @@ from types import FrameType
 
 import torch.distributed as dist
 
-from splatcli.distributed.heartbeat import REMEDY, Failure
+from splatcli.distributed.heartbeat import REMEDY, Failure, first_of
 from splatcli.errors import DistributedError
 
 #: Passed on to all ranks; the first that asks for a stop counts for all of them.
@@ -92,7 +92,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], meeting: dist.Store) -> Fail
         if found is not None and found.reporter(len(codes)) not in living and set(living) <= set(found.ranks):
             return found  # it is printed, and only the failed ranks are left
         if time.monotonic() > deadline:
-            names = " and ".join(f"rank {rank}" for rank in living)
+            names = first_of([f"rank {rank}" for rank in living], " and ")
             return found or Failure(living, f"{names} did not end when the others had")
         time.sleep(_POLL)
 
@@ -101,7 +101,7 @@ def _failure_of(codes: list[int | None], killed: list[int], meeting: dist.Store)
     """Return the failure that the ranks have declared, or declare here that one of them was killed."""
     if killed:
         names = [f"rank {rank} was killed by {signal.Signals(-(codes[rank] or 0)).name}" for rank in killed]
-        return Failure(killed, " and ".join(names)).publish(meeting)
+        return Failure(killed, first_of(names, " and ")).publish(meeting)
     return Failure.read(meeting)
 
 

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from splatcli.distributed.heartbeat import SILENCE_LIMIT, HeartbeatMonitor, minority
+from splatcli.distributed.heartbeat import SILENCE_LIMIT, HeartbeatMonitor, first_of, minority
 from splatcli.errors import DistributedError, SplatError, UsageError, as_splat_error, is_out_of_memory
 
 #: Numbers in a scalar message: four of its head, and those that are gathered; with more than ten ranks, two for each.
@@ -160,7 +160,7 @@ class ProcessGroup:
             values = [row[place] for row in gathered]
             odd = minority(values)
             if odd:
-                listed = ", ".join(f"rank {rank}: {int(value)}" for rank, value in enumerate(values))
+                listed = first_of([f"rank {rank}: {int(value)}" for rank, value in enumerate(values)], ", ", odd)
                 self.monitor.declare(odd, f"ranks disagree on {what}: {name} is {listed}")
                 raise self.monitor.error()
 
@@ -374,10 +374,11 @@ class ProcessGroup:
         odd = minority(heads)
         if not odd:
             return
-        places = ", ".join(
+        words = [
             f"rank {rank} has come to {_NAMES.get(name, 'another place')} ({number})"
             for rank, (number, name, _) in enumerate(heads)
-        )
+        ]
+        places = first_of(words, ", ", odd)
         self.monitor.declare(odd, f"ranks have lost step: {places}")
         raise self.monitor.error()
 
@@ -537,7 +538,7 @@ def _await_all(met: dist.Store, rank: int, size: int, meeting: float, where: str
     deadline = time.monotonic() + meeting
     while missing := [other for other in range(size) if not met.check([f"here/{other}"])]:
         if time.monotonic() > deadline:
-            listed = ", ".join(map(str, missing))
+            listed = first_of([str(rank) for rank in missing], ", ")
             raise DistributedError(
                 f"of {size} ranks {listed} did not come within {meeting:.0f} s",
                 where=where,

@@ -197,6 +197,21 @@ class TestTrain:
             assert (done.code, done.lines) == (0, ["output/ball-2/ckpts/ckpt_000005.pt"]), done.err
             assert (first / "ckpts").is_dir()
 
+    def test_a_stop_after_the_end_is_told(self, splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+        words = ("train", tiny_scene, "-o", tmp_path / "run", "-n", 6, *QUICK)
+        refused = splat(*words, "--stop-at", 100)
+        assert refused.code == 2
+        assert "the run ends at step 6, before step 100" in refused.err
+        assert "-n 100" in refused.err
+        assert not (tmp_path / "run").exists()
+        assert splat(*words, "--stop-at", 6, "-q").code == 0
+        late = splat("resume", tmp_path / "run", "--iterations", 7, "--stop-at", 100)
+        assert late.code == 0
+        assert "note: the run ends at step 7, before --stop-at 100; --iterations N makes it longer" in late.err
+        early = splat("resume", tmp_path / "run", "--iterations", 9, "--stop-at", 5)
+        assert early.code == 0
+        assert "no step is done: the run is at step 7" in early.err
+
 
 class TestResume:
     def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(

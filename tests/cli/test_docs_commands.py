@@ -254,7 +254,7 @@ def test_documented_python_works(prepared: Path, tmp_path: Path, monkeypatch: py
     folder = tmp_path / "work"
     shutil.copytree(prepared, folder)
     monkeypatch.chdir(folder)
-    training, hooks, drop_in, loss = python_blocks("api")
+    training, hooks, own_loss, drop_in, loss = python_blocks("api")
     settings = 'init="random", random_points=200, prune_scale3d=100.0, prune_opacity=0.0001'
     training = training.replace("data/samples/courtyard", "scene").replace(", resolution=2", "")
     names: dict[str, Any] = {}
@@ -264,6 +264,11 @@ def test_documented_python_works(prepared: Path, tmp_path: Path, monkeypatch: py
 
     exec(hooks.replace("eval_every=500", f'eval_every=10, iterations=20, output="hooked", {settings}'), names)
     assert names["trainer"].run().metrics["step"] == 20
+
+    exec(
+        own_loss.replace("loss=regularised", f'loss=regularised, iterations=3, output="regularised", {settings}'), names
+    )
+    assert (folder / "regularised" / "ckpts" / "ckpt_000003.pt").is_file()
 
     gaussians, camera = names["model"].gaussians, names["scene"].cameras[0]
     names |= {
@@ -275,7 +280,7 @@ def test_documented_python_works(prepared: Path, tmp_path: Path, monkeypatch: py
         "opacities": gaussians.logit_opacities.sigmoid(),
         "colors": torch.cat([gaussians.sh0[:, None], gaussians.shN], dim=1),
         "viewmats": torch.as_tensor(camera.viewmat, dtype=torch.float32)[None],
-        "Ks": torch.tensor([[[camera.fx, 0, camera.cx], [0, camera.fy, camera.cy], [0, 0, 1]]]),
+        "Ks": torch.as_tensor(camera.K, dtype=torch.float32)[None],
     }
     assert camera.near > 0.01
     for plane, near in (("", 0.01), (f", near_plane={camera.near}", camera.near)):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from splatcli.distributed.heartbeat import first_of
 from splatcli.errors import DistributedError
 
 ENDED = """
@@ -26,3 +27,10 @@ def test_a_process_ends_whatever_its_stderr_is(words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", ENDED, *words], stderr=full, check=False, timeout=120)
     assert done.returncode == DistributedError.exit_code
+
+
+def test_a_message_names_few_of_many_ranks() -> None:
+    words = [f"rank {rank}" for rank in range(100)]
+    assert first_of(words[:3], ", ", [1]) == "rank 0, rank 1, rank 2"
+    assert first_of(words, ", ", [97]).startswith("rank 97, rank 0, ")
+    assert first_of(words, ", ").endswith("rank 7 and 92 others")
