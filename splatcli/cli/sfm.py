@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splatcli.cli import options
-from splatcli.cli.console import Output, ProgressBar
+from splatcli.cli.console import Output, ProgressBar, format_time
 from splatcli.errors import OutputError
 from splatcli.output_files import OUTPUT, scene_name
 from splatcli.sizes import counted
@@ -183,7 +183,9 @@ def sfm(args: SfmArguments) -> int:
         from splatcli.scene.control_points import read_control_points
         from splatcli.sfm.options import SfmOptions
 
-        if args.cameras is not None:
+        if args.cameras is None:
+            _note_cameras(args.images, out)
+        else:
             from splatcli.config import DataConfig
             from splatcli.scene.read import read_scene
             from splatcli.sfm.images import find_input
@@ -218,8 +220,29 @@ def sfm(args: SfmArguments) -> int:
     return 0
 
 
+def _note_cameras(images: Path, out: Output) -> None:
+    """Print a note where the folder of the images has cameras, which are estimated anew."""
+    from splatcli.errors import SceneError
+    from splatcli.scene.read import camera_files
+
+    try:
+        files = camera_files(images) if images.is_dir() else None
+    except (OSError, SceneError):  # whatever is wrong with those cameras
+        return
+    if files is not None:
+        scene = shlex.quote(str(images))
+        out.note(
+            f"note: {images} has cameras ({files}), and others are estimated here; splat train {scene} takes those "
+            f"that it has, splat sfm {scene} --cameras {scene} triangulates points with them"
+        )
+
+
 #: With fewer triangulated points than this, training begins with random ones.
 _LEAST_POINTS = 100
+
+#: Pixels of the longer side that features need at least where a run triangulates points, and how many times the longer
+#: side of its training images they have: more gain a run nothing (docs/quality.md).
+_LEAST_SIDE, _FINER = 480, 3
 
 #: Seconds between two plain lines of progress, and between two JSON objects.
 _PLAIN_EVERY, _JSON_EVERY = 10.0, 1.0
@@ -274,6 +297,7 @@ def _solve(
     device: str,
     out: Output,
     keep_failed: bool = True,
+    or_finer: bool = False,
 ) -> SfmResult:
     from splatcli.sfm.report import doubts, lines, notes
     from splatcli.sfm.run import gpu_wanted, run_sfm
@@ -289,6 +313,7 @@ def _solve(
             gpu=gpu,
             tell=progress.report,
             keep_failed=keep_failed,
+            or_finer=or_finer,
         )
     folder = solved.folder
     if solved.reused:
@@ -357,7 +382,7 @@ def scene_with_points(
     try:
         full = read_scene(scene.root, data.model_copy(update={"resolution": 1}).images_only())
         footage = images_of(full)
-        chosen = SfmOptions(cameras=known_cameras(full, footage))
+        chosen = SfmOptions(cameras=known_cameras(full, footage), max_image_size=_feature_size(scene, full))
         solved = _solve(
             footage,
             chosen,
@@ -367,14 +392,33 @@ def scene_with_points(
             device=_sfm_device(device),
             out=out,
             keep_failed=False,
+            or_finer=True,
         )
     except (SceneError, ResourceError, OutputError) as error:
         out.warn(f"training begins with random points, because no others can be triangulated: {error.what}")
         return None
+    if chosen.max_image_size < SfmOptions().max_image_size and not solved.reused:
+        given_as = shlex.quote(data.scene)
+        out.note(
+            f"note: features were found at {chosen.max_image_size} pixels, for training images of this size; splat sfm "
+            f"{given_as} --cameras {given_as} finds more points, for --points"
+        )
     if solved.facts["points"] < _LEAST_POINTS:
         out.warn(f"training begins with random points: only {solved.facts['points']} could be triangulated")
         return None
     return solved.folder
+
+
+def _feature_size(scene: Scene, full: Scene) -> int:
+    """Return the pixels of the longer side at which features are found for a run on the images of ``scene``.
+
+    full: the scene at full size. The default of ``splat sfm`` where that is no more, so that its results are alike.
+    """
+    from splatcli.sfm.options import SfmOptions
+
+    trained, whole = (max(max(one.width, one.height) for one in cameras) for cameras in (scene.cameras, full.cameras))
+    size, most = max(_LEAST_SIDE, _FINER * trained), SfmOptions().max_image_size
+    return size if size < min(whole, most) else most
 
 
 def lacks_cameras(path: Path, data: DataConfig) -> bool:
@@ -410,10 +454,12 @@ class _PhaseProgress(ProgressBar):
             self.update(phase, done, total)
             return
         now, (then, before) = time.monotonic(), self._last
+        rate = self._rate(phase, now, done)
         every = _JSON_EVERY if self._out.json else _PLAIN_EVERY
         if done < total and phase == before and now - then < every:
             return
         self._last = (now, phase)
         self._out.event("sfm", {"phase": phase, "done": done, "total": total})
         if not self._out.json:
-            self._out.note(f"{phase}: {done} of {total} {_COUNTED[phase]}")
+            left = f"  {format_time((total - done) / rate)} left" if rate is not None and done < total else ""
+            self._out.note(f"{phase}: {done} of {total} {_COUNTED[phase]}{left}")

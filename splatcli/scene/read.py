@@ -10,7 +10,6 @@ from splatcli.config import DataConfig, parse_blocks
 from splatcli.errors import SceneError, UsageError, from_os_error
 from splatcli.scene import blender, colmap, metashape, nerfstudio, openmvg, opensfm, opf, phone_scans, realitycapture
 from splatcli.scene.agreement import disagreement
-from splatcli.scene.build import build_scene
 from splatcli.scene.decode import Rgb
 from splatcli.scene.find_images import (
     SUFFIXES,
@@ -65,6 +64,8 @@ def read_scene(path: Path, data: DataConfig, *, background: Rgb | None = (0, 0, 
     Raises SceneError for anything missing, damaged or contradictory, all of it at once where one fault does not hide
     another (SceneProblems); UsageError for an impossible resolution, and for two layouts that disagree.
     """
+    from splatcli.scene.build import build_scene  # loads torch, without which splat sfm asks for camera_files()
+
     check_resolution(data.resolution)
     root = Path(path).absolute()
     try:
@@ -99,6 +100,16 @@ def has_images_only(path: Path) -> bool:
             return False
         found = found or any(name.lower().endswith((*SUFFIXES, *VIDEO_SUFFIXES)) for name in files)
     return found and not _matching_plugins(root)
+
+
+def camera_files(path: Path) -> str | None:
+    """Return what in a folder describes cameras, as ``transforms.json``; None where no reader knows any of it."""
+    root = Path(path).absolute()
+    reader = next((reader for reader in READERS if reader.matches(root)), None)
+    if reader is not colmap.READER:
+        return None if reader is None else reader.files
+    models = colmap.search_models(root)
+    return f"a COLMAP model in {models[0].folder.relative_to(root).as_posix()}/" if models else None
 
 
 def _describe(root: Path, data: DataConfig, problems: Problems) -> tuple[Reader, SceneSource]:

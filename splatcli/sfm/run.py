@@ -76,6 +76,7 @@ def run_sfm(
     gpu: bool,
     tell: Tell,
     keep_failed: bool = True,
+    or_finer: bool = False,
 ) -> SfmResult:
     """Build the scene of the images in ``place``; by default in ``<beside>/<name>-sfm``, numbered where others have it.
 
@@ -83,9 +84,12 @@ def run_sfm(
     Raises SceneError for images that do not suffice or are not there, OutputError for the place, ResourceError when
     pycolmap crashed.
     Whatever ends this call, features and matches that were found are kept for the next one; ``keep_failed=False`` keeps
-    none where images do not suffice.
+    none where images do not suffice. or_finer: one of the default places that has the same with features of larger
+    images is used, too.
     """
     key = {"version": _VERSION, "photos": footage.fingerprint(), "options": options.as_dict()}
+    if or_finer and place is None and not overwrite and (finer := _finer(beside, footage, key)) is not None:
+        return finer
     folder = (place or _free_place(beside, footage, key)).absolute()
     if folder.is_symlink():
         folder = folder.resolve()  # the link stays, and the work is done on its target's disk
@@ -145,8 +149,8 @@ def _torch_sees_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _free_place(beside: Path, footage: SfmInput, key: dict[str, Any]) -> Path:
-    """Return the first of NAME-sfm, NAME-sfm-2, ... that holds these cameras, all of them, or nothing yet."""
+def _places(beside: Path, footage: SfmInput) -> Iterator[Path]:
+    """Yield NAME-sfm, NAME-sfm-2, ... up to the first that is not there."""
     source = footage.path
     if source.name == "images" and source.is_dir():
         source = source.parent
@@ -154,12 +158,34 @@ def _free_place(beside: Path, footage: SfmInput, key: dict[str, Any]) -> Path:
     place, number = first, 2
     _finish_put(place)
     while os.path.lexists(place):
+        yield place
+        place, number = first.with_name(f"{first.name}-{number}"), number + 1
+        _finish_put(place)
+    yield place
+
+
+def _free_place(beside: Path, footage: SfmInput, key: dict[str, Any]) -> Path:
+    """Return the first of NAME-sfm, NAME-sfm-2, ... that holds these cameras, all of them, or nothing yet."""
+    for place in _places(beside, footage):
         known = _known(place) or {}
         if _is_made(place, known, key) or (known.get("key") == key and _is_outdated(known)):
             break
-        place, number = first.with_name(f"{first.name}-{number}"), number + 1
-        _finish_put(place)
     return place
+
+
+def _finer(beside: Path, footage: SfmInput, key: dict[str, Any]) -> SfmResult | None:
+    """Return the scene of ``key``, but for features of larger images, in one of the default places; None without."""
+    for place in _places(beside, footage):
+        known = _known(place) or {}
+        made_with = known.get("key")
+        chosen = made_with.get("options") if isinstance(made_with, dict) else None
+        size = chosen.get("max_image_size") if isinstance(chosen, dict) else None
+        if not isinstance(size, int):
+            continue
+        same = {**key, "options": {**key["options"], "max_image_size": size}}
+        if size > key["options"]["max_image_size"] and _is_made(place, known, same) and not _is_outdated(known):
+            return SfmResult(place.resolve() if place.is_symlink() else place.absolute(), known, True)
+    return None
 
 
 def _known(folder: Path) -> dict[str, Any] | None:

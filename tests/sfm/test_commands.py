@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -28,6 +29,24 @@ def test_sfm_prints_the_folder_and_says_that_it_was_there(solved: SfmResult, ima
     assert run(["sfm", str(images), "--json"]) == 0
     result = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert (result["registered"], result["reused"]) == (NUM_IMAGES, True)
+
+
+def test_cameras_that_are_there_are_named_before_others_are_estimated(
+    solved: SfmResult, images: Path, tmp_path: Path, monkeypatch, capfd
+) -> None:
+    monkeypatch.setattr("splatcli.sfm.run.run_sfm", lambda *_, **__: solved)
+    scene = shutil.copytree(solved.folder, tmp_path / "my scene")
+    (tmp_path / "nerf").mkdir()
+    (tmp_path / "nerf" / "transforms.json").write_text("{}")
+    shutil.copytree(images, tmp_path / "nerf" / "images")
+    for folder, files in ((scene, "a COLMAP model in sparse/0/"), (tmp_path / "nerf", "transforms.json")):
+        assert run(["sfm", str(folder)]) == 0
+        said, name = capfd.readouterr().err, shlex.quote(str(folder))
+        assert f"{folder} has cameras ({files}), and others are estimated here; splat train {name} takes those" in said
+        assert f"splat sfm {name} --cameras {name} triangulates points with them" in said
+    for plain in (images, scene / "images"):
+        assert run(["sfm", str(plain)]) == 0
+        assert "has cameras" not in capfd.readouterr().err
 
 
 def test_cameras_of_an_earlier_version_are_used_with_a_note(

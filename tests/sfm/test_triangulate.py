@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -211,6 +212,42 @@ def test_training_triangulates_points_that_are_missing(
     assert scene.points is not None
     distance = np.abs(scene.points.xyz.astype(np.float64) + np.asarray(scene.offset) - SHIFT).min(axis=1)
     assert np.median(distance) < 0.01
+
+
+def test_features_follow_the_size_of_the_training_images(
+    posed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Points of a coarser run are found in less time; those of a finer one, or of splat sfm, serve it, too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("splatcli.cli.sfm._LEAST_SIDE", 60)
+    monkeypatch.setattr("splatcli.cli.sfm._PLAIN_EVERY", 0.0)
+    words = ["train", str(posed), "--device", "cpu", "--cap-max", "2000", "--iterations", "1"]
+    reports = Path("out").glob
+
+    def sizes() -> list[int]:
+        found = sorted(reports("*-sfm*/sfm.json"))
+        return [json.loads(path.read_text())["key"]["options"]["max_image_size"] for path in found]
+
+    assert run([*words, "-r", "8", "-o", "out/a"]) == 0
+    said = capfd.readouterr().err
+    (coarse,) = sizes()
+    assert 3 * corner.WIDTH // 8 - 10 < coarse <= 3 * corner.WIDTH // 8  # undistorting leaves a part of an image
+    assert f"features were found at {coarse} pixels, for training images of this size; splat sfm {posed} --cam" in said
+    assert re.search(r"^features: \d of \d images  0:0\d left$", said, re.MULTILINE)
+    for factor, made in (("8", 1), ("4", 2), ("1", 3)):
+        assert run([*words, "-r", factor, "-o", f"out/{factor}"]) == 0
+        said = capfd.readouterr().err
+        assert ("points found before are used" in said) == (factor == "8")
+        assert ("features were found at" in said) == (factor == "4")
+        assert len(sizes()) == made
+    assert sizes()[0] == coarse < sizes()[1] < corner.WIDTH
+    assert sizes()[2] == 1600
+    shutil.rmtree(f"out/{posed.name}-sfm")
+    shutil.rmtree(f"out/{posed.name}-sfm-2")
+    Path(f"out/{posed.name}-sfm-3").rename(f"out/{posed.name}-sfm")
+    assert run([*words, "-r", "8", "-o", "out/b"]) == 0
+    assert "points found before are used" in capfd.readouterr().err
+    assert sizes() == [1600]
 
 
 @pytest.mark.parametrize(("patch", "kept"), [(None, False), ((100, 70, 135, 100), True)], ids=["none", "few"])
