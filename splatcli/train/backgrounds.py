@@ -41,7 +41,7 @@ def parse_background(text: str) -> tuple[float, float, float]:
 
 
 def _forms(word: str, values: list[float]) -> str:
-    """Return what a colour looks like, with the one that is meant where that can be told."""
+    """Return what a colour looks like, with the one that is meant where that is clear."""
     forms = "black, white or another name of CSS, #rrggbb, or r,g,b from 0 to 1"
     if len(values) == 3 and all(value in range(256) for value in values):
         r, g, b = map(int, values)

@@ -197,7 +197,7 @@ class TestTrain:
             assert (done.code, done.lines) == (0, ["output/ball-2/ckpts/ckpt_000005.pt"]), done.err
             assert (first / "ckpts").is_dir()
 
-    def test_a_stop_after_the_end_is_told(self, splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+    def test_a_stop_after_the_end_is_reported(self, splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
         words = ("train", tiny_scene, "-o", tmp_path / "run", "-n", 6, *QUICK)
         refused = splat(*words, "--stop-at", 100)
         assert refused.code == 2

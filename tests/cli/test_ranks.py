@@ -1,4 +1,4 @@
-"""Numbers of processes that this machine is too small for are told before any of them starts."""
+"""Numbers of processes that this machine is too small for are reported before any of them starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.cli.conftest import Splat
 
 
 @pytest.mark.parametrize("words", [("train",), ("resume",)])
-def test_more_processes_than_cores_or_memory_are_told_first(
+def test_more_processes_than_cores_or_memory_are_reported_first(
     splat: Splat,
     tiny_scene: Path,
     finished_run: Path,
