@@ -60,10 +60,10 @@ def check_file_place(path: Path) -> None:
     check_place(path)
 
 
-def check_place(path: Path) -> None:
+def check_place(path: Path, named: Path | None = None) -> None:
     """Raise OutputError where a file or a folder can surely not be written, before hours of work; change nothing.
 
-    Raises it as check_name(), too.
+    named: the place that the error names; None: ``path``. Raises it as check_name(), too.
     """
     check_name(path)
     if os.path.exists(path):  # also a pipe, or a name of an open file
@@ -72,9 +72,13 @@ def check_place(path: Path) -> None:
     while not os.path.lexists(folder := place.parent):
         place = folder
     fault = errno.ENOTDIR if not folder.is_dir() else 0 if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES
+    if fault == errno.EACCES and os.statvfs(folder).f_flag & os.ST_RDONLY:
+        fault = errno.EROFS
     if fault:
         raise OutputError(
-            f"cannot write here: {os.strerror(fault)}", where=path, remedy="name a place where files can be written"
+            f"cannot write here: {os.strerror(fault)}",
+            where=named or path,
+            remedy="name a place where files can be written",
         )
 
 

@@ -362,7 +362,7 @@ def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderO
     if target.file is not None:
         check_file_place(target.file)
     elif target.folder is not None:
-        check_place(target.folder / "view.png")
+        check_place(target.folder / "view.png", named=target.folder)
     kinds = _kinds(opts, target, chosen)
     ground_truth = _ground_truth(model, chosen, scene, opts, needed=bool({"photo", "error"} & set(kinds)), out=out)
     model_renderer = ModelRenderer(

@@ -100,7 +100,11 @@ def run_sfm(
         return SfmResult(folder, known, True)
     _check_place(folder, footage, key, overwrite=overwrite)
     _check_named(footage, options)
-    with ended_by_signals(), _temporary(folder, _features_key(key, options, gpu), keep_failed) as made:
+    with (
+        _naming(place or folder, folder),
+        ended_by_signals(),
+        _temporary(folder, _features_key(key, options, gpu), keep_failed) as made,
+    ):
         threads = machine.cores()
         facts = run_worker(footage, options, made, threads=threads, gpu=gpu, tell=tell)
         facts = {"source": str(footage.path), **facts, "not_read": list(footage.unread)}
@@ -334,6 +338,18 @@ def _temporary(folder: Path, key: dict[str, Any], keep_failed: bool) -> Iterator
             for parent in parents:
                 with contextlib.suppress(OSError):
                     parent.rmdir()  # only if empty
+
+
+@contextlib.contextmanager
+def _naming(named: Path, folder: Path) -> Iterator[None]:
+    """Let errors of the output name the place that the user named, not the folder beside it that is worked in."""
+    try:
+        yield
+    except OutputError as error:
+        if error.where is not None and error.where.startswith(f"{folder}.tmp."):
+            error.where = str(named)
+            error.args = (str(error),)
+        raise
 
 
 def _has_features(made: Path) -> bool:

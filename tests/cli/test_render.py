@@ -454,3 +454,15 @@ def test_a_suffix_is_refused_before_the_model_is_read(splat: Splat, tmp_path: Pa
     done = splat("render", tmp_path / "model.ply", "--views", "orbit", "-o", tmp_path / name)
     assert done.code == 2
     assert name in done.err
+
+
+def test_a_folder_that_takes_no_images_is_named_as_it_was_given(
+    splat: Splat, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    access = os.access  # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK and access(path, mode))
+    done = splat("render", finished_run, "--views", "orbit", "--frames", 2, "-o", "images")
+    assert done.code == 8
+    assert "cannot write here" in done.err
+    assert "where: images\n" in done.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from splatcli.cli.commands import run
 from splatcli.errors import OutputError, ResourceError, SceneError
 from splatcli.sfm import features, process
 from splatcli.sfm.images import SfmInput, find_input, readable
@@ -241,3 +243,31 @@ def test_an_image_that_cannot_be_opened_counts_in_the_fingerprint(tmp_path: Path
     write_noise(tmp_path / "more", 1)
     next((tmp_path / "more").iterdir()).rename(tmp_path / "moved.png")
     assert find_input(tmp_path).fingerprint() != broken
+
+
+@pytest.mark.parametrize("failing", ["mkdir", "worker"])
+def test_an_output_that_cannot_be_written_is_named_as_it_was_given(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], failing: str
+) -> None:
+    """And not the folder beside it that is worked in."""
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    def fill(_: object, __: object, made: Path, **___: object) -> None:
+        raise OutputError("the disk became full during structure from motion", where=made)
+
+    monkeypatch.chdir(tmp_path)
+    if failing == "mkdir":
+        made = Path.mkdir
+        monkeypatch.setattr(
+            Path, "mkdir", lambda self, *a, **k: (refuse if ".tmp." in self.name else made)(self, *a, **k)
+        )
+    else:
+        monkeypatch.setattr("splatcli.sfm.run.run_worker", fill)
+    assert run(["sfm", str(images), "-o", "cams"]) == 8
+    said = capfd.readouterr().err
+    assert "where: cams\n" in said
+    assert ".tmp." not in said
+    assert run(["sfm", str(images)]) == 8
+    assert f"where: {tmp_path / 'output' / 'photos-sfm'}\n" in capfd.readouterr().err
