@@ -108,6 +108,8 @@ _FLAGS: dict[str, dict[str, str]] = {
         "--depth-dir --depth-path --use-depth": "--depths DIR, or --depth-loss",
         "--init-extent": "--init random has the cameras' extent; --scene-extent SIZE sets it",
         "--video": "the video is a word without a flag: splat train walk.mp4",
+        "--scene --input --source --dataset --dataset-path --image-dir --images-dir": "the scene is a word without a "
+        "flag: splat train SCENE",
     },
 }
 
@@ -137,7 +139,7 @@ def command_hint(words: Sequence[str]) -> str | None:
 def word_hint(command: str, words: Sequence[str]) -> str | None:
     """Return what to type instead of ``words``, of which ``splat COMMAND`` takes one less; None: unknown."""
     last = words[-1] if words else ""
-    if command == "export" and Path(last).suffix:
+    if command in ("export", "render", "mesh") and Path(last).suffix:
         return f"-o names the file to write: -o {shlex.quote(last)}"
     if command == "merge":
         return "splat edit A B -o both.ply puts models together; splat merge joins the blocks of one run"

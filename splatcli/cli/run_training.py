@@ -434,9 +434,12 @@ def check_request(
         return False
     keys = [key for key in request if key in before and not _equal(key, before[key], request[key])]
     if keys:
+        if "train.iterations" in keys:  # which the schedule follows
+            keys = [key for key in keys if not key.startswith("schedule.")]
         listed = "; ".join(f"{key} was {shown(before[key])}, is now {shown(request[key])}" for key in keys[:_LISTED])
         more = f"; and {len(keys) - _LISTED} more" if len(keys) > _LISTED else ""
-        longer = f" --iterations {request['train.iterations']}" if "train.iterations" in keys else ""
+        steps = request.get("train.iterations", 0), before.get("train.iterations", 0)
+        longer = f" --iterations {steps[0]}" if "train.iterations" in keys and steps[0] > steps[1] else ""
         go_on = f"splat resume {shlex.quote(str(place))}{longer}"
         raise OutputError(
             f"the output folder holds a run with other settings: {listed}{more}",

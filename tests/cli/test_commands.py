@@ -197,6 +197,16 @@ class TestTrain:
             assert (done.code, done.lines) == (0, ["output/ball-2/ckpts/ckpt_000005.pt"]), done.err
             assert (first / "ckpts").is_dir()
 
+    @pytest.mark.parametrize(("steps", "go_on"), [(20, ""), (60, " --iterations 60")])
+    def test_another_length_in_the_folder_of_a_run_is_named_alone(
+        self, splat: Splat, tiny_scene: Path, finished_run: Path, steps: int, go_on: str
+    ) -> None:
+        """Without the schedule, which follows it; and a run is not resumed for fewer steps than it has."""
+        done = splat("train", tiny_scene, "-o", finished_run, "-n", steps, *QUICK)
+        assert done.code == 8
+        assert f"with other settings: train.iterations was 40, is now {steps}\n" in done.err
+        assert f"continue it with splat resume {finished_run}{go_on}, move it aside" in done.err
+
     def test_a_stop_after_the_end_is_reported(self, splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
         words = ("train", tiny_scene, "-o", tmp_path / "run", "-n", 6, *QUICK)
         refused = splat(*words, "--stop-at", 100)

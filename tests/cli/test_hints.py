@@ -36,6 +36,8 @@ from tests.running import Splat
         ("mesh X --depth 10", "did you mean --max-depth?"),
         ("merge a b", "splat edit A B -o both.ply puts models together; splat merge joins the blocks of one run"),
         ("export run b.ply", "-o names the file to write: -o b.ply"),
+        ("render run --views orbit b.gif", "-o names the file to write: -o b.gif"),
+        ("train --scene fox", "the scene is a word without a flag: splat train SCENE"),
         ("edit a.ply b.spz", "-o b.spz"),
     ],
 )
