@@ -221,20 +221,34 @@ def install() -> None:
         sys.modules["fused_ssim"] = module
 
 
+_USAGE = "python -m splatcli.gsplat program.py [its arguments]"
+
+#: torch's words where a program asks for a GPU and there is none.
+_NO_CUDA = ("Torch not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available")
+
+
 def run_program(arguments: list[str]) -> None:
     """Run a Python program with its arguments as ``python`` does, after install().
 
-    Raises UsageError where no program is named, or none is found.
+    Raises UsageError where no program is named, or none is found, and what the program raises.
     """
     if not arguments:
-        raise UsageError("no program is named", remedy="python -m splatcli.gsplat program.py [its arguments]")
+        raise UsageError("no program is named", remedy=_USAGE)
+    if arguments[0] in ("-h", "--help"):
+        print(f"{_USAGE}\n\nRuns a program that is written for gsplat with splatcli in its place.")
+        return
     program = Path(arguments[0])
     if not program.is_file():
         raise UsageError("there is no such program", where=program, remedy="name a Python file")
     install()
     sys.argv = arguments
     sys.path[0] = str(program.resolve().parent)
-    runpy.run_path(str(program), run_name="__main__")
+    try:
+        runpy.run_path(str(program), run_name="__main__")
+    except (AssertionError, RuntimeError) as error:
+        if any(words in str(error) for words in _NO_CUDA):
+            error.add_note('help: the program asks torch for a GPU, and there is none: write "cpu" in it for "cuda"')
+        raise
 
 
 if __name__ == "__main__":

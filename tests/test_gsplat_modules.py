@@ -84,6 +84,20 @@ def test_a_program_for_gsplat_runs_unchanged(tmp_path: Path) -> None:
     assert words[2].strip() == "['default', '--steps=4']"
 
 
+def test_a_program_that_asks_for_a_gpu_is_answered(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("raise AssertionError('Torch not compiled with CUDA enabled')")
+    done = run("program.py", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        'help: the program asks torch for a GPU, and there is none: write "cpu" in it for "cuda"'
+    )
+
+
+def test_the_runner_has_a_help(capsys: pytest.CaptureFixture[str]) -> None:
+    gsplat.run_program(["--help"])
+    assert capsys.readouterr().out.startswith("python -m splatcli.gsplat program.py [its arguments]\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"), [((), "no program is named"), (("absent.py",), "there is no such program")]
 )

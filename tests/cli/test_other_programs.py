@@ -30,6 +30,7 @@ from tests.running import Splat
         ("-s X --densify_until_iter 9", "-s", "splat train X --set schedule.refine_stop=9"),
         ("X --save_iterations 7 30 -q", "--save_iterations", "splat train X --set 'save.steps=[7,30]' -q"),
         ("X --strategy.grow-grad2d=2e-4", "--strategy.grow-grad2d", "splat train X --set strategy.grow_grad2d=2e-4"),
+        ("X --opacity_reg 0.01", "--opacity_reg", "splat train X --set strategy.opacity_reg=0.01"),
         ("X --antialiasing --packed", "--antialiasing", "splat train X --antialiased"),
         ("-r 2 -s", "-s", "splat train ... -r 2"),
         ("default --data_dir X --data_factor 4 --result_dir Y", "--data_dir", "splat train X -r 4 -o Y"),
