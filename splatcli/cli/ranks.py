@@ -33,10 +33,7 @@ def start_ranks(ranks: int, arguments: list[str], *, device: str, mode: str | No
 
     own = check_ranks(ranks, device=device, mode=mode, asked=asked)
     if own == "cpu" and ranks > (cores := machine.cores()):
-        out.warn(
-            f"{ranks} processes share {counted(cores, 'core')}, which takes longer than {cores}: one process uses all "
-            "cores by itself"
-        )
+        out.warn(f"{ranks} processes share {counted(cores, 'core')}; one process uses all cores by itself")
     kind = ["--device", own]
     command = [sys.executable, "-m", "splatcli", *arguments, "--distributed", mode or REPLICATED, *kind]
     return launch(command, ranks, share_cores=own == "cpu")
