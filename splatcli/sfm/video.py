@@ -35,8 +35,8 @@ class Video:
     """A video, and the properties that it names.
 
     frames: how many it says it has, None where it does not say. seconds: its length, 0 where it does not say.
-    colour: of its samples. size: width and height in pixels, as its frames are given. turns: quarter turns
-    anticlockwise that make these upright.
+    colour: of its samples. size: width and height in pixels, as its frames are given. mirrored: whether left and right
+    of these are swapped. turns: quarter turns anticlockwise that make them upright after that.
     """
 
     path: Path
@@ -45,20 +45,19 @@ class Video:
     colour: Colour
     size: tuple[int, int]
     turns: int = 0
+    mirrored: bool = False
 
 
 def read_video(path: Path) -> Video:
     """Return a video with the properties that it names. Raises what write_frames() does."""
     with _opened(path) as plugin:
         meta = imageio.immeta(path, plugin=plugin, **_hint(plugin))
-        turns = 0
+        length = _num_frames(meta), float(meta.get("duration") or 0)
         if plugin == "pyav":
-            colour, size, turns = _described_by_av(path)
-        else:
-            colour = colour_of(str(meta.get("pix_fmt", "")))
-            width, height = meta.get("size") or (0, 0)
-            size = int(width), int(height)
-        return Video(path, _num_frames(meta), float(meta.get("duration") or 0), colour, size, turns)
+            colour, size, matrix = _described_by_av(path)
+            return Video(path, *length, colour, size, *orientation_of_matrix(matrix))
+        width, height = meta.get("size") or (0, 0)
+        return Video(path, *length, colour_of(str(meta.get("pix_fmt", ""))), (int(width), int(height)))
 
 
 def write_frames(
@@ -226,15 +225,30 @@ _AV_TRANSFERS = {16: "smpte2084", 18: "arib-std-b67"}
 _AV_UNSPECIFIED = 2
 
 
-def _described_by_av(path: Path) -> tuple[Colour, tuple[int, int], int]:
+def orientation_of_matrix(matrix: Sequence[int]) -> tuple[int, bool]:
+    """Return ``turns`` and ``mirrored`` of a Video whose container has this display matrix.
+
+    matrix: nine numbers, the first a, b, x, c, d, of which a pixel x, y is shown at a x + c y, b x + d y; or none.
+    """
+    a, b, _, c, d = map(float, matrix[:5]) if matrix else (1.0, 0.0, 0.0, 0.0, 1.0)
+    mirrored = a * d < b * c
+    if mirrored:
+        a, b = -a, -b
+    return round(math.atan2(-b, a) / (math.pi / 2)) % 4, mirrored
+
+
+def _described_by_av(path: Path) -> tuple[Colour, tuple[int, int], Sequence[int]]:
+    """Return the colours and the size of a video, and its display matrix, empty where it has none."""
     import av  # type: ignore[import-not-found]
 
     with av.open(str(path)) as container:
         codec = container.streams.video[0].codec_context
         matrix = "" if codec.colorspace == _AV_UNSPECIFIED else "named"
         colour = Colour(matrix, _AV_PRIMARIES.get(codec.color_primaries, ""), _AV_TRANSFERS.get(codec.color_trc, ""))
-        rotation = next((getattr(frame, "rotation", 0) for frame in container.decode(video=0)), 0)
-        return colour, (codec.width, codec.height), round(rotation / 90) % 4
+        beside = next((list(frame.side_data) for frame in container.decode(video=0)), [])
+        matrices = [bytes(data) for data in beside if data.type.name == "DISPLAYMATRIX"]
+        matrix = np.frombuffer(matrices[0], np.int32).tolist() if matrices else []
+        return colour, (codec.width, codec.height), matrix
 
 
 def _write(
@@ -245,7 +259,7 @@ def _write(
     for index, frame in _chosen(video, plugin, indices) if indices else ():
         names.append(frame_name(index))
         pixels = to_srgb(frame.astype(np.uint16), video.colour) if video.colour.converts else frame
-        pixels = np.rot90(pixels, video.turns)
+        pixels = np.rot90(pixels[:, ::-1] if video.mirrored else pixels, video.turns)
         # Level 1: a frame is read twice more and then stays; a third of the time for a tenth of the room.
         Image.fromarray(pixels).save(folder / names[-1], compress_level=1)
         done = total // 2 + index + 1

@@ -259,23 +259,24 @@ def test_frames_of_a_video_without_a_matrix_have_the_colours_that_players_show(s
     assert np.abs(inside(got) - inside(srgb.astype(np.uint8))).max() <= 4
 
 
-#: Frames that lie -> how a container says that they are to be turned, in degrees anticlockwise.
-TURNS = (90, 180, 270)
+#: How a container says that frames are to be turned, in degrees anticlockwise, and then mirrored.
+TURNS = ((90, False), (180, False), (270, False), (0, True), (90, True), (180, True), (270, True))
 
 
 @pipes_stay_open
 @pytest.mark.parametrize("package", ["imageio_ffmpeg", "av"])
-def test_videos_of_a_phone_that_was_turned_give_upright_frames(package: str, tmp_path: Path, monkeypatch) -> None:
+def test_frames_are_turned_and_mirrored_as_players_show_them(package: str, tmp_path: Path, monkeypatch) -> None:
     pytest.importorskip(package, reason=f"pip install {package}")
     imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="it writes the videos: pip install 'splatcli[video]'")
     monkeypatch.setattr(video, "_PLUGINS", {package: video._PLUGINS[package]})
     upright = patches(128, 96).astype(np.uint8)
-    for degrees in TURNS:
-        lies = np.rot90(upright, -degrees // 90).astype(np.uint16) * 257
-        film = ffmpeg_writes(tmp_path / f"{degrees}.mkv", np.stack([lies] * 2), "-pix_fmt", "yuv420p")
-        turned = film.with_name(f"{degrees}-turned.mkv")
-        tag = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-display_rotation", str(degrees), "-i", str(film)]
-        subprocess.run([*tag, "-c", "copy", str(turned)], check=True)
+    for degrees, mirrors in TURNS:
+        lies = np.rot90(upright[:, ::-1] if mirrors else upright, -degrees // 90).astype(np.uint16) * 257
+        film = ffmpeg_writes(tmp_path / f"{degrees}{mirrors}.mkv", np.stack([lies] * 2), "-pix_fmt", "yuv420p")
+        turned = film.with_name(f"{film.stem}-turned.mkv")
+        tag = ["-display_rotation", str(degrees), *(["-display_hflip"] if mirrors else []), "-i", str(film)]
+        program = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error"]
+        subprocess.run([*program, *tag, "-c", "copy", str(turned)], check=True)
         (name,) = write_frames({"": (read_video(turned), 1)}, tmp_path / "out", lambda *_: None)
         got = np.asarray(Image.open(tmp_path / "out" / name))
         assert got.shape == upright.shape
@@ -286,9 +287,30 @@ def test_frames_that_lie_are_turned(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(video, "_PLUGINS", {"PIL": "pillow"})
     lies = Image.fromarray(np.arange(96, dtype=np.uint8).reshape(8, 12))
     lies.save(tmp_path / "a.gif")
-    gif = Video(tmp_path / "a.gif", 1, 0.0, Colour(), lies.size, turns=1)
-    (name,) = write_frames({"": (gif, 1)}, tmp_path / "out", lambda *_: None)
-    assert (np.asarray(Image.open(tmp_path / "out" / name).convert("L")) == np.rot90(np.asarray(lies))).all()
+    for mirrored in (False, True):
+        gif = Video(tmp_path / "a.gif", 1, 0.0, Colour(), lies.size, turns=1, mirrored=mirrored)
+        (name,) = write_frames({"": (gif, 1)}, tmp_path / "out", lambda *_: None)
+        wanted = np.rot90(np.fliplr(np.asarray(lies)) if mirrored else np.asarray(lies))
+        assert (np.asarray(Image.open(tmp_path / "out" / name).convert("L")) == wanted).all()
+
+
+@pytest.mark.parametrize(
+    ("matrix", "turns", "mirrored"),
+    [
+        ([], 0, False),
+        ([1, 0, 0, 0, 1, 0], 0, False),
+        ([0, -1, 0, 1, 0, 0], 1, False),
+        ([-1, 0, 0, 0, -1, 0], 2, False),
+        ([0, 1, 0, -1, 0, 0], 3, False),
+        ([-1, 0, 0, 0, 1, 0], 0, True),
+        ([0, 1, 0, 1, 0, 0], 1, True),
+        ([1, 0, 0, 0, -1, 0], 2, True),
+        ([0, -1, 0, -1, 0, 0], 3, True),
+    ],
+)
+def test_a_display_matrix_turns_and_mirrors(matrix: list[int], turns: int, mirrored: bool) -> None:
+    """Matrices as ffmpeg writes them, and what makes PyAV's frames those that ffmpeg's program gives."""
+    assert video.orientation_of_matrix([number << 16 for number in matrix]) == (turns, mirrored)
 
 
 @pipes_stay_open
