@@ -30,7 +30,7 @@ from typing import Any
 from splatcli import machine
 from splatcli.checkpoint.atomic import ended_by_signals, other_process_lives, sync
 from splatcli.disk import NO_LOCKS
-from splatcli.errors import OutputError, ResourceError, SceneError, UsageError
+from splatcli.errors import OutputError, ResourceError, SceneError, SplatError, UsageError
 from splatcli.scene import heif
 from splatcli.scene.control_points import MIN_IMAGES, MIN_POINTS, ControlPoints
 from splatcli.scene.sfm_report import REPORT
@@ -100,11 +100,8 @@ def run_sfm(
         return SfmResult(folder, known, True)
     _check_place(folder, footage, key, overwrite=overwrite)
     _check_named(footage, options)
-    with (
-        _naming(place or folder, folder),
-        ended_by_signals(),
-        _temporary(folder, _features_key(key, options, gpu), keep_failed) as made,
-    ):
+    features_key = _features_key(key, options, gpu)
+    with ended_by_signals(), _temporary(folder, features_key, keep_failed, named=place or folder) as made:
         threads = machine.cores()
         facts = run_worker(footage, options, made, threads=threads, gpu=gpu, tell=tell)
         facts = {"source": str(footage.path), **facts, "not_read": list(footage.unread)}
@@ -303,11 +300,11 @@ _KEY = "key.json"
 
 
 @contextlib.contextmanager
-def _temporary(folder: Path, key: dict[str, Any], keep_failed: bool) -> Iterator[Path]:
+def _temporary(folder: Path, key: dict[str, Any], keep_failed: bool, named: Path) -> Iterator[Path]:
     """Have a folder to work in, beside ``folder``; what an earlier call with this key left may be in it.
 
     It is removed at the end, unless an exception ends the block and features were found. keep_failed: also where it is
-    a SceneError.
+    a SceneError. named: the folder as errors name it.
     """
     made = folder.with_name(f"{folder.name}.tmp.{os.getpid()}.{secrets.token_hex(4)}")
     parents = [parent for parent in folder.parents if not parent.exists()]
@@ -323,9 +320,10 @@ def _temporary(folder: Path, key: dict[str, Any], keep_failed: bool) -> Iterator
                 _log.info("features and matches of the last try are used again")
             (made / _KEY).write_text(json.dumps(key), encoding="utf-8")
         except OSError as error:
-            raise OutputError(f"cannot be written: {error.strerror}", where=error.filename) from None
+            raise _not_written(error, named) from None
         try:
-            yield made
+            with _named(made, named):
+                yield made
         except BaseException as error:
             if isinstance(error, SceneError) and not keep_failed:
                 shutil.rmtree(made, ignore_errors=True)
@@ -340,16 +338,25 @@ def _temporary(folder: Path, key: dict[str, Any], keep_failed: bool) -> Iterator
                     parent.rmdir()  # only if empty
 
 
+def _not_written(error: OSError, folder: Path) -> OutputError:
+    return OutputError(
+        f"cannot be written: {error.strerror}", where=folder, remedy="make room there, or choose another place with -o"
+    )
+
+
 @contextlib.contextmanager
-def _naming(named: Path, folder: Path) -> Iterator[None]:
-    """Let errors of the output name the place that the user named, not the folder beside it that is worked in."""
+def _named(made: Path, folder: Path) -> Iterator[None]:
+    """Let errors that lie in ``made`` name ``folder``, which the user named."""
     try:
         yield
-    except OutputError as error:
-        if error.where is not None and error.where.startswith(f"{folder}.tmp."):
-            error.where = str(named)
-            error.args = (str(error),)
-        raise
+    except OSError as error:
+        if not Path(os.fsdecode(error.filename or "")).is_relative_to(made):
+            raise
+        raise _not_written(error, folder) from None
+    except SplatError as error:
+        if error.where is None or not Path(error.where).is_relative_to(made):
+            raise
+        raise type(error)(error.what, where=folder, remedy=error.remedy) from None
 
 
 def _has_features(made: Path) -> bool:

@@ -152,6 +152,38 @@ def test_a_full_disk_is_named(images: Path, tmp_path: Path, worker) -> None:
     assert "-o" in str(caught.value.remedy)
 
 
+def test_a_place_that_cannot_be_written_is_named_as_it_was_given(
+    images: Path, tmp_path: Path, worker, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    """Root may write everywhere, so that the system's refusal is made."""
+    place, real = tmp_path / "given" / "scene", os.mkdir
+
+    def refuse(path: str | Path, *arguments: object, **rest: object) -> None:
+        if Path(path).is_relative_to(place.parent):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+        real(path, *arguments, **rest)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "mkdir", refuse)
+        for parent_there in (False, True):
+            if parent_there:
+                real(place.parent)
+            assert run(["sfm", str(images), "-o", str(place)]) == 8
+            said = capfd.readouterr().err
+            assert "cannot be written: Permission denied" in said
+            assert f"where: {place}\n" in said
+            assert "choose another place with -o" in said
+            assert ".tmp." not in said
+    worker(
+        "cat > request; read -r f < request; f=${f#*'\"folder\": \"'}; f=${f%%'\"'*};"
+        """echo '{"error": {"error": "E008", "what": "w", "where": "'$f'/images/a.png", "help": "h"}}'"""
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OutputError) as caught:
+        find_cameras_of(images, place=place)
+    assert (caught.value.what, caught.value.where, caught.value.remedy) == ("w", str(place), "h")
+
+
 def test_a_crash_on_a_full_disk_is_not_blamed_on_memory(
     images: Path, tmp_path: Path, worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
