@@ -16,7 +16,7 @@ from splatcli.scene.control_points import ControlPoints, fit_control_points
 from splatcli.scene.decode import read_header
 from splatcli.scene.georeference import PositionsError, Similarity, georeference, position_of, write_sidecar
 from splatcli.sfm.flight_log import Place
-from splatcli.sfm.images import SfmInput, orientation_of
+from splatcli.sfm.images import SfmInput, is_mirrored, orientation_of
 from splatcli.sfm.mapping import centers_of
 from splatcli.sfm.options import SfmOptions
 
@@ -120,4 +120,4 @@ class Alignment:
         if self.footage.is_video or not file.is_file():  # a frame, or a face of a panorama
             return 1
         header = read_header(file)
-        return header.orientation if orientation_of(header) == 1 else 1
+        return header.orientation if orientation_of(header) == 1 and not is_mirrored(header) else 1

@@ -26,7 +26,7 @@ from splatcli.sfm.features import Border, SfmImage, Stored, extract
 from splatcli.sfm.fisheye import compared, wide_cameras, with_fisheyes
 from splatcli.sfm.flight_log import Place, flight_log_beside, read_flight_log
 from splatcli.sfm.gaps import find_gaps, folder_of, frame_index, stretches_in
-from splatcli.sfm.images import SfmInput, readable
+from splatcli.sfm.images import SfmInput, is_mirrored, readable
 from splatcli.sfm.lens import choose_lenses, own_lenses
 from splatcli.sfm.mapping import name_and_colour, own_images, rig_cameras, run_global_mapper, run_mapper
 from splatcli.sfm.matching import (
@@ -59,6 +59,7 @@ from splatcli.sfm.report import model_facts, versions
 from splatcli.sfm.static_masks import find_borders, write_static_masks
 from splatcli.sfm.stationary import Places, Size, boxes_of, drop_stationary, find_stationary
 from splatcli.sfm.triangulate import hold_lenses, pairs_by_pose, triangulate
+from splatcli.sfm.upright import write_upright, write_upright_mask
 from splatcli.sfm.video import Video, read_video, shares, sharpest, sharpness, write_frames, write_more_frames
 
 #: Share of the images that may lack in a model without a try of fisheyes, and that these must register more.
@@ -104,6 +105,7 @@ class Job:
         self.seconds: dict[str, float] = {}
         self.unreadable: dict[str, str] = {}
         self.panoramas: list[str] = []
+        self.mirrored: list[str] = []
         self.videos: dict[str, Video] = {}
         self.borders: dict[Size, Border] = {}
         self._tell = tell
@@ -169,6 +171,7 @@ class Job:
             "stationary": stationary,
             "borders": self._border_facts(stored),
             "panoramas": self.panoramas,
+            "mirrored": self.mirrored,
             "masks": masks or made,
             "static_masks": made > 0,
             "seconds": {phase: round(spent, 2) for phase, spent in self.seconds.items()},
@@ -517,11 +520,35 @@ class Job:
             images = self._sharpest(images, self.options.frames)
         self._check_count([image.name for image in [*images, *panoramas]])
         if not self.footage.is_video:
-            for image in images:
-                link(image.path, self.folder / "images" / image.name)
-                if image.mask is not None:
-                    link(image.mask, self.folder / "masks" / footage.masks[image.name])
+            mirrored = {name: header for name, header in headers.items() if cameras is None and is_mirrored(header)}
+            images = self._put_in(images, mirrored)
         return sorted([*images, *panoramas], key=lambda image: image.name)
+
+    def _put_in(self, images: list[SfmImage], mirrored: dict[str, Header]) -> list[SfmImage]:
+        """Link the images and their masks into the folder, those of ``mirrored`` as upright copies; return all."""
+        found = []
+        for image in images:
+            place = self.folder / "images" / image.name
+            mask = None if image.mask is None else self.folder / "masks" / self.footage.masks[image.name]
+            if image.name not in mirrored:
+                link(image.path, place)
+                if image.mask is not None and mask is not None:
+                    link(image.mask, mask)
+                found.append(image)
+                continue
+            orientation = mirrored[image.name].orientation
+            try:
+                write_upright(image.path, orientation, place)
+                if image.mask is not None and mask is not None:
+                    write_upright_mask(image.mask, orientation, mask)
+            except SceneError as problem:
+                place.unlink(missing_ok=True)
+                self._leave_out({image.name: problem})
+                continue
+            self.mirrored.append(image.name)
+            found.append(replace(image, path=place, mask=mask))
+        self._check_count([image.name for image in found])
+        return found
 
     def _frames(self, known: list[str] | None) -> list[str]:
         """Write frames of the videos to images/, and return their names; those that are there already, where known."""

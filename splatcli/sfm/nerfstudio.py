@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 from plyfile import PlyData, PlyElement
 
 from splatcli.errors import OutputError, SceneError, UsageError
-from splatcli.output_files import write_bytes
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.decode import decode, decode_nonzero, read_header
+from splatcli.scene.decode import read_header
 from splatcli.scene.masks import masks_in
 from splatcli.scene.source import Problems
 from splatcli.sfm.images import orientation_of
 from splatcli.sfm.options import AUTO
+from splatcli.sfm.upright import write_upright, write_upright_mask
 
 TRANSFORMS, POINTS = "transforms.json", "sparse_pc.ply"
 #: COLMAP's camera model -> nerfstudio's, and the coefficients after focal length and principal point, in order.
@@ -91,14 +88,6 @@ def _masks(folder: Path, names: list[str]) -> dict[str, Path]:
     return masks
 
 
-#: Ending -> Pillow's format and options of an upright copy; of any other file it is a PNG under the same name.
-_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
-    **dict.fromkeys((".jpg", ".jpeg"), ("JPEG", {"quality": 95, "subsampling": 0})),
-    **dict.fromkeys((".tif", ".tiff"), ("TIFF", {"compression": "tiff_deflate"})),
-    ".webp": ("WEBP", {"lossless": True}),
-}
-
-
 def _make_upright(image: Path, mask: Path | None) -> None:
     """Replace an image that EXIF turns by an upright copy, and its mask by one of one channel that fits.
 
@@ -111,23 +100,9 @@ def _make_upright(image: Path, mask: Path | None) -> None:
         stored = (found.width, found.height) == (header.width, header.height)
         turn = orientation if stored else 1
         if turn > 1 or found.mode not in ("1", "L"):
-            _replace(mask, decode_nonzero(mask, turn).astype(np.uint8) * np.uint8(255), "PNG", {})
+            write_upright_mask(mask, turn, mask)
     if orientation > 1:
-        kind, options = _FORMATS.get(image.suffix.lower(), ("PNG", {}))
-        upright = decode(image, None, orientation)
-        layers = upright.rgb if upright.alpha is None else np.dstack([upright.rgb, upright.alpha])
-        _replace(image, layers, kind, options)
-
-
-def _replace(link: Path, pixels: NDArray[np.uint8], kind: str, options: dict[str, Any]) -> None:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format=kind, **options)
-    upright = link.with_name(".upright")  # write_bytes() would follow a link
-    try:
-        write_bytes(upright, file.getvalue())
-        upright.replace(link)
-    except OSError as error:
-        raise OutputError(f"cannot be written: {error.strerror}", where=link) from None
+        write_upright(image, orientation, image)
 
 
 def _pose(image: pycolmap.Image) -> list[list[float]]:

@@ -84,6 +84,10 @@ def notes(facts: dict[str, Any]) -> list[str]:
         )
     if copies := facts.get("copies"):
         found.append(copies_note(copies))
+    if mirrored := facts.get("mirrored"):
+        found.append(
+            f"EXIF mirrors {len(mirrored)} images: images/ has upright copies of them: {listed(mirrored, _MAX_LISTED)}"
+        )
     others = zip(facts.get("other_images", []), facts.get("other_models", []), strict=False)
     for fact in facts.get("borders") or []:
         found.append(

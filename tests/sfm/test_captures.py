@@ -10,7 +10,11 @@ import numpy as np
 from PIL import Image
 
 from splatcli.cli.commands import run
+from splatcli.config import DataConfig
 from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.georeference import similarity_of
+from splatcli.scene.read import read_scene
+from splatcli.sfm.mapping import centers_of
 from tests.cli.tiny import QUICK
 from tests.sfm import corner
 from tests.sfm.conftest import write_noise
@@ -185,3 +189,43 @@ def test_photos_taken_in_the_dark_are_registered(tmp_path: Path, monkeypatch, ca
     facts = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert facts["registered"] == 6
     assert facts["points"] > 300
+
+
+def test_photos_that_exif_mirrors_are_worked_on_as_viewers_show_them(tmp_path: Path, monkeypatch, capfd) -> None:
+    """As front cameras and scanning programs write them; a mask of one lies as it is stored."""
+    monkeypatch.chdir(tmp_path)
+    photos, upright = Path("photos"), [corner.image(index) for index in range(6)]
+    (photos / "masks").mkdir(parents=True)
+    stored = {
+        2: lambda pixels: pixels[:, ::-1],
+        4: lambda pixels: pixels[::-1],
+        7: lambda p: p[::-1, ::-1].swapaxes(0, 1),
+    }
+    orientations = [2, 4, 7, 2, 1, 4]
+    for index, orientation in enumerate(orientations):
+        exif, turn = Image.Exif(), stored.get(orientation, lambda pixels: pixels)
+        exif[0x0112] = orientation
+        exif[0x8769] = {0xA405: 36}
+        Image.fromarray(turn(upright[index])).save(photos / f"{index}.jpg", quality=95, exif=exif)
+        mask = np.full(upright[index].shape[:2], 255, np.uint8)
+        mask[:, :40] = 0
+        Image.fromarray(turn(mask)).save(photos / f"masks/{index}.png")
+    assert run(["sfm", "photos", "-o", "made", "--camera-model", "SIMPLE_PINHOLE", "--json"]) == 0
+    said = capfd.readouterr()
+    facts = json.loads(said.out.splitlines()[-1])
+    assert (facts["registered"], facts["mirrored"]) == (6, ["0.jpg", "1.jpg", "3.jpg", "5.jpg"])
+    assert "EXIF mirrors 4 images: images/ has upright copies of them: 0.jpg, 1.jpg, 3.jpg, 5.jpg" in said.err
+    assert len(facts["cameras"]) == 1  # the copies keep the focal length of EXIF
+    model = pycolmap.Reconstruction("made/sparse/0")
+    centers = centers_of(model)
+    matrices = [corner.pose(index) for index in range(6)]
+    true = np.stack([-matrix[:3, :3].T @ matrix[:3, 3] for matrix in matrices])
+    found = np.stack([centers[f"{index}.jpg"] for index in range(6)])
+    away = np.linalg.norm(similarity_of(found, true)(found) - true, axis=1)
+    assert away.max() < 0.02 * np.linalg.norm(true[0] - true[-1])
+    scene = read_scene(Path("made"), DataConfig())
+    for index in range(6):
+        assert np.abs(scene.images.load(index).astype(int) - upright[index])[:, 42:].mean() < 20
+        assert scene.images.image(index).masked[:, :38].all()
+        assert not scene.images.image(index).masked[:, 42:].any()
+    assert [np.asarray(Image.open(photos / f"{i}.jpg")).shape[:2] == (180, 240) for i in range(6)].count(False) == 1

@@ -47,7 +47,7 @@ def test_images_that_exif_turns_become_upright_copies_with_their_masks(
                 (folder / place).hardlink_to(photos / source)
     originals = {path: path.read_bytes() for path in photos.iterdir()}
     with monkeypatch.context() as full:
-        full.setattr("splatcli.sfm.nerfstudio.write_bytes", _full)
+        full.setattr("splatcli.sfm.upright.write_bytes", _full)
         with pytest.raises(OutputError):
             write_transforms(folder)
     assert all((folder / place).is_file() for place in ("images/1.png", "masks/1.png.png")), "the links stay"
