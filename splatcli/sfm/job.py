@@ -33,10 +33,14 @@ from splatcli.sfm.matching import (
     Pair,
     choose_pairs,
     how_to_match,
+    joined,
     match,
     match_again,
     matches_that_hold,
+    most_alike,
+    pairs_that_hold,
     pairs_to_retry,
+    pairs_with_matches,
 )
 from splatcli.sfm.options import (
     AUTO,
@@ -278,7 +282,9 @@ class Job:
     def _try_fisheyes(self, mapped: Mapped) -> Mapped:
         """Map anew with fisheyes where many images are not registered; return what is used, the larger model."""
         registered = mapped.models[0].num_reg_images() if mapped.models else 0
-        lacking = len(mapped.stored) - registered
+        within = set(mapped.models[0].reg_image_ids()) if mapped.models else set()
+        # Without a pair that holds, no lens brings an image in.
+        lacking = len(joined(pairs_that_hold(mapped.database), within) - within)
         if not self._may_be_fisheye(mapped.database) or lacking <= _FEW_LACKING * len(mapped.stored):
             return mapped
         found = self._map_fisheyes(mapped, None)
@@ -432,7 +438,7 @@ class Job:
         return kept
 
     def _retry(self, mapped: Mapped) -> tuple[Mapped, dict[str, Any] | None]:
-        """Match the images that the largest model lacks again, loosely and with all others, and map anew.
+        """Match the images that the largest model lacks again, loosely, and map anew.
 
         Returns what is to be used, ``mapped`` unless the largest model registers more images now, and the facts of the
         try, or None if no image is lacking.
@@ -443,27 +449,48 @@ class Job:
         if not lacking:
             return mapped, None
         work = self.folder / "work"
-        shutil.copyfile(mapped.database, work / "retry.db")
+        database = work / "retry.db"
+        shutil.copyfile(mapped.database, database)
         again = partial(
             match_again,
-            mapped.database,
-            work / "retry.db",
+            database,
             keys,
             seed=self.options.seed,
             threads=self.threads,
             gpu=self.gpu,
             progress=self._phase("matching again"),
         )
-        held = again(pairs_to_retry(pairs, lacking, sources(stored)))
-        # A registered image that holds with a lacking one needs more points for it: those it shares with others.
-        beside = {index for pair in held for index in pair} - lacking
-        again([(i, j) for i, j in pairs if (i in beside or j in beside) and not {i, j} & lacking])
-        found = self._map("mapping again", work / "retry.db", work / "models-again", len(stored)) if held else []
+        tried = self._pairs_to_retry(mapped, database, lacking)
+        # What images of one smaller model have in common joins them with the largest only if another pair does.
+        place = {number: model for model, each in enumerate(models) for number in each.reg_image_ids()}
+        inside = {pair for pair in tried if len({place.get(stored[index].number, -1 - index) for index in pair}) == 1}
+        held = again([pair for pair in tried if pair not in inside])
+        if held:
+            held = sorted([*held, *again([pair for pair in tried if pair in inside])])
+            # A registered image that holds with a lacking one needs more points for it: those it shares with others.
+            beside = {index for pair in held for index in pair} - lacking
+            again([(i, j) for i, j in pairs if (i in beside or j in beside) and not {i, j} & lacking])
+        found = self._map("mapping again", database, work / "models-again", len(stored)) if held else []
         count = found[0].num_reg_images() if found else 0
         facts = {"images": len(lacking), "verified_pairs": len(held), "before": len(registered), "after": count}
         if count > len(registered):
-            mapped = replace(mapped, database=work / "retry.db", models=found)
+            mapped = replace(mapped, database=database, models=found)
         return mapped, facts
+
+    def _pairs_to_retry(self, mapped: Mapped, database: Path, lacking: set[int]) -> list[Pair]:
+        """Return the pairs of images ``lacking`` whose descriptors match, ascending.
+
+        Those that were never matched are matched in ``database`` as at first: the most similar ones, and no more than
+        were matched at first.
+        """
+        stored, keys = mapped.stored, mapped.keys
+        pairs = pairs_to_retry(mapped.pairs, lacking, sources(stored))
+        matched = set(mapped.pairs)
+        others = [pair for pair in pairs if pair not in matched]
+        others = most_alike(others, [item.sample for item in stored], len(matched), self.options.seed)
+        if others:
+            self._match("matching more", database, keys, others)
+        return pairs_with_matches(database, keys, pairs)
 
     def _phase(self, name: str) -> Callable[[int, int], None]:
         """End the phase before; return the progress callback of the new one. A phase lasts until its last call."""

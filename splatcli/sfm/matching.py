@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +70,6 @@ def matches_that_hold(database: Path) -> list[int]:
 
 def match_again(
     database: Path,
-    copy: Path,
     names: Sequence[str],
     pairs: Sequence[Pair],
     *,
@@ -79,25 +78,65 @@ def match_again(
     gpu: bool,
     progress: Callable[[int, int], None],
 ) -> list[Pair]:
-    """Match ``pairs`` anew and loosely in ``copy``, a copy of the database; return those that hold then.
+    """Match ``pairs`` anew and loosely; return those that hold then.
 
-    The arguments are those of ``match``. Other pairs, and those that held before and would not now, stay as they were.
+    The arguments are those of ``match``. Pairs that held before and would not now keep their matches.
     """
-    with pycolmap.Database.open(copy) as store:
-        numbers = {image.name: int(image.image_id) for image in store.read_all_images()}
-        chosen = [(numbers[names[i]], numbers[names[j]]) for i, j in pairs]
+    with pycolmap.Database.open(database) as store:
+        numbers = _numbers(store, names, pairs)
+        before = {pair: store.read_two_view_geometry(*pair) for pair in numbers if _holds(store, pair)}
         with pycolmap.DatabaseTransaction(store):
-            for pair in chosen:
+            for pair in numbers:
                 store.delete_matches(*pair)
                 store.delete_two_view_geometry(*pair)
-    match(copy, names, pairs, seed=seed, threads=threads, gpu=gpu, progress=progress, loose=True)
-    with pycolmap.Database.open(database) as before, pycolmap.Database.open(copy) as store:
+    match(database, names, pairs, seed=seed, threads=threads, gpu=gpu, progress=progress, loose=True)
+    with pycolmap.Database.open(database) as store:
         with pycolmap.DatabaseTransaction(store):
-            for pair in chosen:
-                if _holds(before, pair) and not _holds(store, pair):
+            for pair, geometry in before.items():
+                if not _holds(store, pair):
                     store.delete_two_view_geometry(*pair)
-                    store.write_two_view_geometry(*pair, before.read_two_view_geometry(*pair))
-        return [pair for pair, numbered in zip(pairs, chosen, strict=True) if _holds(store, numbered)]
+                    store.write_two_view_geometry(*pair, geometry)
+        return [pair for pair, numbered in zip(pairs, numbers, strict=True) if _holds(store, numbered)]
+
+
+def pairs_with_matches(database: Path, names: Sequence[str], pairs: Sequence[Pair]) -> list[Pair]:
+    """Return those of ``pairs`` whose descriptors matched, whether or not the geometry of two views explains them.
+
+    COLMAP keeps no matches of pairs with fewer than it asks of a geometry.
+    """
+    with pycolmap.Database.open(database) as store:
+        numbers = _numbers(store, names, pairs)
+        return [
+            pair
+            for pair, numbered in zip(pairs, numbers, strict=True)
+            if store.exists_matches(*numbered) and len(store.read_matches(*numbered))
+        ]
+
+
+def pairs_that_hold(database: Path) -> set[Pair]:
+    """Return the pairs whose matches the geometry of two views explains, by their images' numbers."""
+    with pycolmap.Database.open(database) as store:
+        pairs, inliers = store.read_two_view_geometry_num_inliers()
+    return {
+        pycolmap.pair_id_to_image_pair(pair)
+        for pair, count in zip(pairs, inliers, strict=True)
+        if count >= _MIN_INLIERS
+    }
+
+
+def joined(pairs: Iterable[Pair], start: set[int]) -> set[int]:
+    """Return the images that chains of pairs join with those of ``start``, with these; all in pairs without a start."""
+    left = list(pairs)
+    found = set(start) or {image for pair in left for image in pair}
+    while ends := {image for pair in left if not found.isdisjoint(pair) for image in pair} - found:
+        found |= ends
+    return found
+
+
+def _numbers(store: pycolmap.Database, names: Sequence[str], pairs: Sequence[Pair]) -> list[Pair]:
+    """Return the numbers of the images of each pair in a database."""
+    numbers = {image.name: int(image.image_id) for image in store.read_all_images()}
+    return [(numbers[names[i]], numbers[names[j]]) for i, j in pairs]
 
 
 def _holds(store: pycolmap.Database, pair: tuple[int, int]) -> bool:
@@ -161,6 +200,15 @@ def pairs_to_retry(pairs: Sequence[Pair], lacking: set[int], source: Sequence[st
         pairs = sorted({(min(i, j), max(i, j)) for i in lacking for j in range(count) if i != j})
         return [(i, j) for i, j in pairs if source[i] is None or source[i] != source[j]]
     return [(i, j) for i, j in pairs if i in lacking or j in lacking]
+
+
+def most_alike(pairs: Sequence[Pair], descriptors: list[NDArray[np.uint8]], count: int, seed: int) -> list[Pair]:
+    """Return the ``count`` of ``pairs`` whose images look most like each other, ascending; all where they are fewer."""
+    if len(pairs) <= count:
+        return sorted(pairs)
+    vectors = describe(descriptors, seed)
+    likeness = np.array([float(vectors[i] @ vectors[j]) for i, j in pairs])
+    return sorted(pairs[index] for index in np.argsort(-likeness, kind="stable")[:count])
 
 
 def alike(descriptors: list[NDArray[np.uint8]], neighbours: int, seed: int) -> list[Pair]:

@@ -38,6 +38,9 @@ def test_pieces_are_kept_and_named_by_every_command(tmp_path: Path, monkeypatch,
     others = [f"b{index}.jpg" for index in range(4)]
     assert (facts["registered"], facts["total"], facts["other_images"]) == (6, 11, [others])
     assert facts["unregistered"] == ["0.png", *others]
+    # The images of the other place have matches with each other alone, which join nothing.
+    assert facts["retried"] == {"images": 5, "verified_pairs": 0, "before": 6, "after": 0}
+    assert not {"mapping again", "mapping as fisheye"} & facts["seconds"].keys()
     for _ in range(2):  # when it is made, and when it is used again
         assert "6 of 11 images are registered; left out: 0.png, b0.jpg, b1.jpg, b2.jpg, b3.jpg" in said.err
         assert "4 images form a model of their own, kept as sparse/1: b0.jpg, b1.jpg, b2.jpg, b3.jpg" in said.err

@@ -94,7 +94,7 @@ def test_loose_matches_are_more_and_the_database_is_left(database: Path) -> None
     before = inliers(database)
     copy = database.with_name("copy.db")
     copy.write_bytes(database.read_bytes())
-    held = call(matching.match_again, database, copy, names, pairs)
+    held = call(matching.match_again, copy, names, pairs)
     assert held == [pair for pair in pairs if 4 not in pair]
     assert inliers(database) == before
     after = inliers(copy)
@@ -109,7 +109,7 @@ def test_pairs_that_would_be_lost_keep_their_matches(database: Path, monkeypatch
     copy = database.with_name("copy.db")
     copy.write_bytes(database.read_bytes())
     monkeypatch.setattr(matching, "_LOOSE_INLIERS", 1.0)  # no geometry explains every match
-    assert call(matching.match_again, database, copy, names, pairs[:3]) == pairs[:3]
+    assert call(matching.match_again, copy, names, pairs[:3]) == pairs[:3]
     assert inliers(copy) == before
 
 
@@ -118,6 +118,37 @@ def test_pairs_that_were_never_matched_can_be_retried(database: Path) -> None:
     copy = database.with_name("copy.db")
     copy.write_bytes(database.read_bytes())
     retried = matching.pairs_to_retry([(0, 1), (1, 2)], {3, 4}, [None] * 5)
-    assert call(matching.match_again, database, copy, list("01234"), retried) == [(0, 3), (1, 3), (2, 3)]
+    assert call(matching.match_again, copy, list("01234"), retried) == [(0, 3), (1, 3), (2, 3)]
     holding = [pair for pair, count in sorted(inliers(copy).items()) if count]
     assert holding == [(0, 1), (0, 3), (1, 2), (1, 3), (2, 3)]
+
+
+def test_only_pairs_whose_descriptors_match_are_worth_a_second_try(database: Path) -> None:
+    names, pairs = list("01234"), list(combinations(range(5), 2))
+    call(matching.match, database, names, pairs[:-1])
+    assert matching.pairs_with_matches(database, names, pairs) == [pair for pair in pairs if 4 not in pair]
+    with pycolmap.Database.open(database) as store:
+        numbers = {image.name: image.image_id for image in store.read_all_images()}
+        store.clear_two_view_geometries()
+        held = {(numbers[str(i)], numbers[str(j)]) for i, j in pairs if 4 not in (i, j)}
+    # Matches without a geometry count too, and are no pairs that hold.
+    assert matching.pairs_with_matches(database, names, pairs) == [pair for pair in pairs if 4 not in pair]
+    assert matching.pairs_that_hold(database) == set()
+    call(matching.match, database, names, pairs)
+    assert matching.pairs_that_hold(database) == held
+
+
+def test_the_most_similar_pairs_are_matched_first() -> None:
+    generator = np.random.default_rng(0)
+    looks = generator.integers(0, 256, (2, 300, 128))
+    images = [np.clip(looks[i % 2] + generator.integers(-9, 9, (300, 128)), 0, 255).astype(np.uint8) for i in range(6)]
+    pairs = list(combinations(range(6), 2))
+    assert matching.most_alike(pairs, images, 6, 1) == [(i, j) for i, j in pairs if (i - j) % 2 == 0]
+    assert matching.most_alike(pairs[::-1], images, 99, 1) == pairs
+
+
+def test_chains_of_pairs_join_images() -> None:
+    pairs = [(1, 2), (5, 6), (3, 2), (4, 3)]
+    assert matching.joined(pairs, {1}) == {1, 2, 3, 4}
+    assert matching.joined(pairs, {7}) == {7}
+    assert matching.joined(pairs, set()) == {1, 2, 3, 4, 5, 6}
