@@ -19,7 +19,6 @@ from splatcli.sfm.images import find_input
 from splatcli.sfm.job import Job
 from splatcli.sfm.mapping import centers_of
 from splatcli.sfm.options import SfmOptions
-from splatcli.sfm.report import lines
 from tests.native.cases import NEEDS_COMPILER
 from tests.sfm import corner
 
@@ -59,7 +58,7 @@ def frames_in(folder: Path) -> list[int]:
 
 @pytest.fixture
 def evenly(monkeypatch) -> None:
-    """Frames are chosen at equal times, which leaves gaps, as motion does only where it is measured too small."""
+    """Frames are chosen at equal times, which leaves gaps in shorter videos than choice by motion does."""
     monkeypatch.setattr(video, "stretches", lambda way, most: [i * most // len(way) for i in range(len(way))])
 
 
@@ -72,21 +71,24 @@ def test_a_fast_pan_gives_enough_frames(walk: Path, tmp_path: Path, monkeypatch,
     assert sum(index in range(9, 15) for index in frames_in(Path("made"))) > 2  # equal times give 2
 
 
-@pipes_stay_open
-@pytest.mark.usefixtures("evenly")
-def test_frames_of_a_fast_pan_join_what_they_lie_between(walk: Path, tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    facts = job(walk, made, CHOSEN, max_features=SfmOptions().max_features).run()
-    assert facts["added_frames"] == {"gaps": 1, "frames": 3, "before": 4, "after": 8, "of": 8, "kept": 3}
-    assert (facts["registered"], facts["total"], facts["other_models"], facts["retried"]) == (11, 11, [], None)
-    row = next(line for line in lines({**facts, "source": str(walk)}) if line.startswith("more frames"))
-    assert "3 kept: 8 instead of 4 of the first 8 registered" in row
-    indices = frames_in(made)
-    assert len(indices) == 11
-    assert len(set(indices) & set(PAN)) == 3
-    centers = centers_of(pycolmap.Reconstruction(made / "sparse/0"))
+def test_frames_of_a_sudden_pan_join_what_they_lie_between(tmp_path: Path, monkeypatch, capfd) -> None:
+    """55 degrees within ten frames count three times the middle speed at most, so that few of them are chosen."""
+    monkeypatch.chdir(tmp_path)
+    poses = (*np.linspace(-3, -1.5, 24), *np.arange(-0.5, 9), *np.linspace(9, 10.5, 24))
+    made = pictures(poses)
+    write_video(Path("walk.mp4"), [made[pose] for pose in poses])
+    words = ["--frames", "6", "--camera-model", "SIMPLE_RADIAL"]
+    assert run(["sfm", "walk.mp4", *words, "-o", "made", "--json"]) == 0
+    said = capfd.readouterr()
+    facts = json.loads(said.out.splitlines()[-1])
+    assert facts["added_frames"] == {"gaps": 1, "frames": 3, "before": 4, "after": 6, "of": 6, "kept": 3}
+    assert (facts["registered"], facts["total"], facts["other_models"], facts["retried"]) == (9, 9, [], None)
+    assert "3 kept: 6 instead of 4 of the first 6 registered" in said.err
+    indices = frames_in(Path("made"))
+    assert sum(26 <= index < 38 for index in indices) == 3
+    centers = centers_of(pycolmap.Reconstruction("made/sparse/0"))
     found = np.stack([centers[f"frame_{index:06d}.png"] for index in indices])
-    matrices = [corner.pose(POSES[index]) for index in indices]
+    matrices = [corner.pose(poses[index]) for index in indices]
     true = np.stack([-matrix[:3, :3].T @ matrix[:3, 3] for matrix in matrices])
     away = np.linalg.norm(similarity_of(found, true)(found) - true, axis=1)
     assert away.max() < 0.02 * np.linalg.norm(true[0] - true[-1])
