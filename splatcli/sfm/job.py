@@ -60,6 +60,7 @@ from splatcli.sfm.options import (
 )
 from splatcli.sfm.panorama import are_panoramas, face_camera, is_panorama, write_faces, write_masks
 from splatcli.sfm.report import model_facts, versions
+from splatcli.sfm.second_motion import second_motion
 from splatcli.sfm.static_masks import find_borders, write_static_masks
 from splatcli.sfm.stationary import Places, Size, boxes_of, drop_stationary, find_stationary
 from splatcli.sfm.triangulate import hold_lenses, pairs_by_pose, triangulate
@@ -153,6 +154,8 @@ class Job:
         zoomed: list[dict[str, Any]] = []
         if self.options.camera_model == AUTO and self.options.cameras is None:
             models, lenses, zoomed = self._choose_lenses(mapped)
+        held = self.options.cameras is not None
+        second = 0.0 if held else second_motion(mapped.database, models[0], self.options.seed)
         aligned = self._finish(models, stored)
         masks, made = sum(image.mask is not None for image in images), 0
         if (places or self.borders) and not masks and not self.panoramas and self.footage.static_masks:
@@ -164,7 +167,8 @@ class Job:
             "georeference": aligned,
             "other_models": [other.num_reg_images() for other in models[1:]],
             "other_images": own_images(models)[1:],
-            "cameras_held": self.options.cameras is not None,
+            "cameras_held": held,
+            "second_motion": round(second, 4),
             "matching": how,
             "pairs": len(mapped.pairs),
             "verified_pairs": mapped.verified,

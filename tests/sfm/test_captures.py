@@ -232,3 +232,26 @@ def test_photos_that_exif_mirrors_are_worked_on_as_viewers_show_them(tmp_path: P
         assert scene.images.image(index).masked[:, :38].all()
         assert not scene.images.image(index).masked[:, 42:].any()
     assert [np.asarray(Image.open(photos / f"{i}.jpg")).shape[:2] == (180, 240) for i in range(6)].count(False) == 1
+
+
+def test_a_figure_that_stands_elsewhere_in_each_photo_is_doubted(tmp_path: Path, monkeypatch, capfd) -> None:
+    """It fills 11 % of the photos, and has as many features as the room."""
+    monkeypatch.chdir(tmp_path)
+    pattern = np.random.default_rng(0).integers(0, 256, (25, 12, 3), dtype=np.uint8)
+    figure = Image.fromarray(np.kron(pattern, np.ones((4, 4, 1), np.uint8)))
+    for name in ("with", "without"):
+        Path(name).mkdir()
+        for index in range(8):
+            picture = Image.fromarray(corner.image(0.7 * index))
+            if name == "with":
+                picture.paste(figure, (5 + (index * 53) % 185, 60))
+            picture.save(f"{name}/{index}.jpg", quality=95)
+        assert run(["sfm", name, "-o", f"{name}-made", "--camera-model", "SIMPLE_RADIAL", "--json"]) == 0
+        said = capfd.readouterr()
+        share = json.loads(said.out.splitlines()[-1])["second_motion"]
+        if name == "with":
+            assert share > 0.15
+            assert f"{100 * share:.0f} % of the matches of two images follow another motion" in said.err
+        else:
+            assert share < 0.05
+            assert "another motion" not in said.err

@@ -1,0 +1,76 @@
+"""A second motion in matches: what moves through the scene, and moves as one, has epipolar lines of its own.
+
+RANSAC takes the motion of most matches of a pair. Where a figure stands elsewhere in each image and has as many matches
+as the scene, cameras follow the one in some pairs and the other in others.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.sfm.matching import pairs_that_hold
+
+#: Pairs that are looked at, about; matches that a second motion explains, at least.
+_PAIRS, _LEAST = 40, 15
+#: Distance from an epipolar line that counts as on it, in parts of the longer side.
+_OFF = 0.004
+_TRIALS = 2000
+
+Floats = NDArray[np.float64]
+
+
+def second_motion(database: Path, model: pycolmap.Reconstruction, seed: int) -> float:
+    """Return the share of a pair's matches that the cameras of a model contradict and one other motion explains.
+
+    It is the median over pairs of registered images that hold; 0 without any.
+    """
+    registered = set(model.reg_image_ids())
+    pairs = sorted(pair for pair in pairs_that_hold(database) if registered.issuperset(pair))
+    shares = []
+    with pycolmap.Database.open(database) as store:
+        for first, second in pairs[:: max(1, len(pairs) // _PAIRS)]:
+            matches = np.asarray(store.read_matches(first, second))
+            if len(matches) == 0:
+                continue
+            xy1, xy2 = (
+                np.asarray(store.read_keypoints(number), dtype=np.float64)[matches[:, column], :2]
+                for column, number in enumerate((first, second))
+            )
+            shares.append(_second_share(model.image(first), model.image(second), xy1, xy2, seed))
+    return float(np.median(shares)) if shares else 0.0
+
+
+def _second_share(first: pycolmap.Image, second: pycolmap.Image, xy1: Floats, xy2: Floats, seed: int) -> float:
+    """Return the share of matches [N, 2], pixels, that are off the epipolar lines of two images and on others."""
+    assert first.camera is not None
+    off = _OFF * max(first.camera.width, first.camera.height)
+    left = ~(_distances(first, second, xy1, xy2) <= off)
+    if left.sum() < _LEAST:
+        return 0.0
+    options = pycolmap.RANSACOptions()
+    options.max_error, options.max_num_trials, options.random_seed = off, _TRIALS, seed
+    found = pycolmap.estimate_fundamental_matrix(xy1[left], xy2[left], options)
+    count = 0 if found is None else int(found["num_inliers"])
+    return count / len(xy1) if count >= _LEAST else 0.0
+
+
+def _distances(first: pycolmap.Image, second: pycolmap.Image, xy1: Floats, xy2: Floats) -> Floats:
+    """Return Sampson's distances of matches [N, 2] from the epipolar lines of two images, in about pixels."""
+    assert first.camera is not None
+    assert second.camera is not None
+    rays = [
+        np.column_stack([np.asarray(camera.cam_from_img(xy)), np.ones(len(xy))])
+        for camera, xy in ((first.camera, xy1), (second.camera, xy2))
+    ]
+    relative = (second.cam_from_world() * first.cam_from_world().inverse()).matrix()
+    x, y, z = relative[:, 3]
+    essential = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]]) @ relative[:, :3]
+    lines, back = rays[0] @ essential.T, rays[1] @ essential
+    slopes = np.sqrt((lines[:, :2] ** 2).sum(axis=1) + (back[:, :2] ** 2).sum(axis=1))
+    return np.asarray(
+        np.abs((rays[1] * lines).sum(axis=1)) / np.maximum(slopes, 1e-30) * first.camera.mean_focal_length()
+    )
