@@ -28,7 +28,7 @@ from splatcli.sfm.flight_log import Place, flight_log_beside, read_flight_log
 from splatcli.sfm.gaps import find_gaps, folder_of, frame_index, stretches_in
 from splatcli.sfm.images import SfmInput, is_mirrored, readable
 from splatcli.sfm.lens import choose_lenses, own_lenses
-from splatcli.sfm.mapping import name_and_colour, own_images, rig_cameras, run_global_mapper, run_mapper
+from splatcli.sfm.mapping import calibrate, name_and_colour, own_images, rig_cameras, run_global_mapper, run_mapper
 from splatcli.sfm.matching import (
     Pair,
     choose_pairs,
@@ -275,6 +275,8 @@ class Job:
 
     def _map(self, phase: str, database: Path, folder: Path, total: int) -> list[pycolmap.Reconstruction]:
         seed, progress = self.options.seed, self._phase(phase)
+        if self.options.mapper == "global":
+            calibrate(database, seed)
         if is_fisheye_model(self.options.mapped_model):
             database = with_fisheyes(database, self.options.mapped_model)
         if self.options.mapper == "global":
@@ -320,9 +322,9 @@ class Job:
         return (models, lenses, []) if report is None else (again, report, [])
 
     def _may_be_fisheye(self, database: Path) -> bool:
-        """Return whether fisheyes are tried: the lens is not given, and the mapper can hold the faces of panoramas."""
+        """Return whether fisheyes are tried: the lens is not given, and no faces of panoramas have one."""
         options = self.options
-        return options.camera_model == AUTO and options.mapper == "incremental" and not rig_cameras(database)
+        return options.camera_model == AUTO and not rig_cameras(database)
 
     def _map_fisheyes(self, mapped: Mapped, cameras: set[int] | None) -> Mapped:
         """Map anew with fisheyes in place of ``cameras``, None: of all. What an earlier try wrote is replaced."""

@@ -61,13 +61,10 @@ def run_global_mapper(
 ) -> list[pycolmap.Reconstruction]:
     """Return the models that the matches give by pycolmap's global mapper (GLOMAP), as run_mapper().
 
-    Focal lengths without EXIF are calibrated from the pairs first, in the database. progress: hears the end only.
+    The focal lengths in the database are calibrated, see calibrate(). progress: hears the end only.
     It adjusts the lens of every camera, so images that are faces of panoramas are not for it.
     """
     progress(0, total)
-    calibration = pycolmap.ViewGraphCalibrationOptions()
-    calibration.random_seed = seed
-    pycolmap.calibrate_view_graph(database, calibration)
     options = pycolmap.GlobalPipelineOptions()
     options.min_model_size = MIN_IMAGES
     for each in (options, options.mapper):
@@ -77,6 +74,16 @@ def run_global_mapper(
     models = pycolmap.global_mapping(database, folder, folder, options)
     progress(total, total)
     return largest_first(models)
+
+
+def calibrate(database: Path, seed: int) -> None:
+    """Estimate the focal lengths without EXIF from the pairs, in the database, as the global mapper needs them.
+
+    It takes the fundamental matrices of pinholes: lenses become fisheyes after it.
+    """
+    calibration = pycolmap.ViewGraphCalibrationOptions()
+    calibration.random_seed = seed
+    pycolmap.calibrate_view_graph(database, calibration)
 
 
 def largest_first(models: Mapping[int, pycolmap.Reconstruction]) -> list[pycolmap.Reconstruction]:

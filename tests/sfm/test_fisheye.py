@@ -49,12 +49,14 @@ def off(scene: Path) -> NDArray[np.float64]:
     return np.linalg.norm(b - scale * a @ (u * sign @ vt).T, axis=1) / np.linalg.norm(b, axis=1).mean()
 
 
+@pytest.mark.parametrize("mapper", ["incremental", "global"])
 @pytest.mark.parametrize("model", ["auto", "OPENCV_FISHEYE"])
 def test_photos_of_a_wide_lens_get_its_lens_and_places(
-    photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], model: str
+    photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], model: str, mapper: str
 ) -> None:
     scene = tmp_path / "scene"
-    assert run(["sfm", str(photos), "-o", str(scene), "--camera-model", model, "--json"]) == 0
+    words = ["--camera-model", model, "--mapper", mapper]
+    assert run(["sfm", str(photos), "-o", str(scene), *words, "--json"]) == 0
     result = json.loads(capfd.readouterr().out.splitlines()[-1])
     (camera,) = result["cameras"]
     assert camera["model"] == "OPENCV_FISHEYE"
