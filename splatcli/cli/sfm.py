@@ -258,6 +258,7 @@ _COUNTED = {
     "more matching": "pairs",
     "more mapping": "images registered",
     "matching again": "pairs",
+    "matching more": "pairs",
     "mapping again": "images registered",
     "mapping as fisheye": "images registered",
     "lens": "adjustments",

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,7 +63,7 @@ from splatcli.sfm.panorama import are_panoramas, face_camera, is_panorama, write
 from splatcli.sfm.report import model_facts, versions
 from splatcli.sfm.second_motion import second_motion
 from splatcli.sfm.static_masks import find_borders, write_static_masks
-from splatcli.sfm.stationary import Places, Size, boxes_of, drop_stationary, find_stationary
+from splatcli.sfm.stationary import Places, boxes_of, drop_stationary, find_stationary
 from splatcli.sfm.triangulate import hold_lenses, pairs_by_pose, triangulate
 from splatcli.sfm.upright import write_upright, write_upright_mask
 from splatcli.sfm.video import Video, read_video, shares, sharpest, sharpness, write_frames, write_more_frames
@@ -112,7 +113,7 @@ class Job:
         self.panoramas: list[str] = []
         self.mirrored: list[str] = []
         self.videos: dict[str, Video] = {}
-        self.borders: dict[Size, Border] = {}
+        self.borders: dict[str, Border] = {}
         self._tell = tell
         self._since = time.monotonic()
 
@@ -360,20 +361,18 @@ class Job:
         return known, [{**fact, "places": len(fact["places"])} for fact in facts]
 
     def _without_borders(self, images: list[SfmImage]) -> list[SfmImage]:
-        """Return the images with the black borders that all of a size have, unless masks are given or refused."""
+        """Return the images with their black borders, unless masks are given or refused."""
         if self.footage.static_masks and not any(image.mask or image.panorama for image in images):
-            self.borders = find_borders(images)
-        return [replace(image, border=self._border_of(image)) for image in images]
-
-    def _border_of(self, image: SfmImage) -> Border:
-        return self.borders.get((image.width, image.height), (0, 0, 0, 0))
+            self.borders = find_borders(images, self.threads)
+        return [replace(image, border=self.borders.get(image.name, image.border)) for image in images]
 
     def _border_facts(self, stored: list[Stored]) -> list[dict[str, Any]]:
         """Return the borders of images of each size, in pixels, and how many images have them."""
-        sizes = [(item.image.width, item.image.height) for item in stored]
+        found = Counter((item.image.width, item.image.height, item.image.border) for item in stored)
         return [
-            {"width": size[0], "height": size[1], "images": sizes.count(size), "pixels": list(border)}
-            for size, border in self.borders.items()
+            {"width": width, "height": height, "images": count, "pixels": list(border)}
+            for (width, height, border), count in sorted(found.items())
+            if any(border)
         ]
 
     def _write_static_masks(self, images: list[SfmImage], places: Places) -> int:
@@ -406,7 +405,10 @@ class Job:
                 names += [str(PurePosixPath(within, frame)) for frame in more_of]
         headers, _ = readable(SfmInput(folder, tuple(names)), max_pixels(None))
         more = [SfmImage.of(name, folder, header) for name, header in headers.items()]
-        more = [replace(image, border=self._border_of(image)) for image in more]
+        # Frames that are added have the border that all of their size have.
+        common = {(image.width, image.height): image.border for image in images}
+        common |= {(image.width, image.height): image.border for image in images if not any(image.border)}
+        more = [replace(image, border=common.get((image.width, image.height), image.border)) for image in more]
         database = folder / "database.db"
         shutil.copyfile(first.database, database)
         shutil.copytree(first.database.with_name(COLOURS), database.with_name(COLOURS))
@@ -555,6 +557,7 @@ class Job:
         if not self.footage.is_video:
             mirrored = {name: header for name, header in headers.items() if cameras is None and is_mirrored(header)}
             images = self._put_in(images, mirrored)
+            self._check_count([image.name for image in [*images, *panoramas]])
         return sorted([*images, *panoramas], key=lambda image: image.name)
 
     def _put_in(self, images: list[SfmImage], mirrored: dict[str, Header]) -> list[SfmImage]:
@@ -580,7 +583,6 @@ class Job:
                 continue
             self.mirrored.append(image.name)
             found.append(replace(image, path=place, mask=mask))
-        self._check_count([image.name for image in found])
         return found
 
     def _frames(self, known: list[str] | None) -> list[str]:

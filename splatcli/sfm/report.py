@@ -94,7 +94,7 @@ def notes(facts: dict[str, Any]) -> list[str]:
     others = zip(facts.get("other_images", []), facts.get("other_models", []), strict=False)
     for fact in facts.get("borders") or []:
         found.append(
-            f"the {fact['images']} images of {fact['width']}x{fact['height']} pixels have black borders "
+            f"{fact['images']} images of {fact['width']}x{fact['height']} pixels have black borders "
             f"({listed_borders(fact['pixels'])} pixels): masks/ hides them from training"
         )
     for number, (names, count) in enumerate(others, start=1):

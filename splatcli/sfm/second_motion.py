@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.sfm.matching import pairs_that_hold
 
-#: Pairs that are looked at, about; matches that a second motion explains, at least.
+#: Pairs that are read, about; matches that a second motion explains, at least.
 _PAIRS, _LEAST = 40, 15
 #: Distance from an epipolar line that counts as on it, in parts of the longer side.
 _OFF = 0.004

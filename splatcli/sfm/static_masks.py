@@ -20,7 +20,7 @@ from PIL import Image
 from scipy import ndimage
 
 from splatcli.errors import SceneError
-from splatcli.scene.borders import may_have_borders, sure_borders
+from splatcli.scene.borders import black_borders, may_have_borders, sure_borders
 from splatcli.scene.decode import decode_rgb
 from splatcli.sfm.features import Border, SfmImage
 from splatcli.sfm.stationary import Places, Size
@@ -35,6 +35,9 @@ _PLACES, _SPOT = 4, 0.002
 #: Images of a size in which borders are looked for, at least; lines beside one that mix it with the picture, at least,
 #: and in parts of the longer side.
 _FEWEST, _MIXED, _MIXED_SHARE = 8, 2, 0.003
+#: Pixels by which borders of one group differ.
+_ALIKE = 2
+_NONE: Border = (0, 0, 0, 0)
 
 Bools = NDArray[np.bool_]
 
@@ -75,22 +78,55 @@ def write_static_masks(
     return len(images)
 
 
-def find_borders(images: Sequence[SfmImage]) -> dict[Size, Border]:
-    """Return the black borders of the images of each size, with the lines beside that mix both; only where all have
-    some. Images that cannot be decoded say nothing.
+def find_borders(images: Sequence[SfmImage], threads: int = 1) -> dict[str, Border]:
+    """Return the black borders of the images that have some, with the lines beside that mix both, by their names.
+
+    Borders are those that all images of a size have, or else a group of several, as of portraits among landscapes of
+    one canvas. Images that cannot be decoded say nothing.
     """
-    found: dict[Size, Border] = {}
-    for size in {(image.width, image.height): None for image in images}:
-        alike = [image for image in images if (image.width, image.height) == size]
-        few = _pixels([alike[0], alike[len(alike) // 2], alike[-1]]) if len(alike) >= _FEWEST else []
-        if not few or not may_have_borders(few):
-            continue
-        borders = sure_borders(_pixels(_evenly(alike)))
-        mixed = max(_MIXED, round(_MIXED_SHARE * max(size)))
-        if any(borders):
-            top, bottom, left, right = (count + mixed if count else 0 for count in borders)
-            found[size] = top, bottom, left, right
+    found: dict[str, Border] = {}
+    with ThreadPoolExecutor(threads) as pool:
+        for size in {(image.width, image.height): None for image in images}:
+            alike = [image for image in images if (image.width, image.height) == size]
+            if len(alike) < _FEWEST:
+                continue
+            few = _pixels([alike[0], alike[len(alike) // 2], alike[-1]])
+            groups = [alike] if few and may_have_borders(few) else []
+            border = _sure(alike, size) if groups else _NONE
+            if any(border):
+                found |= dict.fromkeys((image.name for image in alike), border)
+                continue
+            for group in _groups(alike, pool):
+                border = _sure(group, size)
+                if any(border):
+                    found |= dict.fromkeys((image.name for image in group), border)
     return found
+
+
+def _sure(images: Sequence[SfmImage], size: Size) -> Border:
+    """Return the border that images of a size have in common, with the lines that mix it with the picture."""
+    mixed = max(_MIXED, round(_MIXED_SHARE * max(size)))
+    pixels = _pixels(_evenly(images))
+    top, bottom, left, right = (count + mixed if count else 0 for count in sure_borders(pixels)) if pixels else _NONE
+    return top, bottom, left, right
+
+
+def _groups(images: Sequence[SfmImage], pool: Executor) -> list[list[SfmImage]]:
+    """Return groups of images whose own borders are alike; all are read only if some of 24 have one."""
+    if not any(map(any, pool.map(_own_border, _evenly(images)))):
+        return []
+    groups: dict[Border, list[SfmImage]] = {}
+    for image, border in zip(images, pool.map(_own_border, images), strict=True):
+        same = next(
+            (one for one in groups if max(abs(i - j) for i, j in zip(one, border, strict=True)) <= _ALIKE), border
+        )
+        if any(border):
+            groups.setdefault(same, []).append(image)
+    return [group for group in groups.values() if len(group) >= _FEWEST]
+
+
+def _own_border(image: SfmImage) -> Border:
+    return next(iter(black_borders([pixels]) for pixels in _pixels([image])), _NONE)
 
 
 def _evenly(images: Sequence[SfmImage]) -> list[SfmImage]:

@@ -145,7 +145,7 @@ def test_black_bars_are_hidden_from_features_and_training(tmp_path: Path, monkey
     assert 25 <= top <= 29
     assert 25 <= bottom <= 29
     assert (facts["masks"], facts["registered"] >= 8) == (9, True)
-    assert "the 9 images of 240x230 pixels have black borders (top" in said.err
+    assert "9 images of 240x230 pixels have black borders (top" in said.err
     mask = np.asarray(Image.open("made/masks/0.jpg.png"))
     assert not mask[:25].any()
     assert not mask[-25:].any()

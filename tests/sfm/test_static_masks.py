@@ -12,7 +12,7 @@ from PIL import Image
 from splatcli.scene.decode import read_header
 from splatcli.scene.masks import read_mask
 from splatcli.sfm.features import SfmImage
-from splatcli.sfm.static_masks import write_static_masks
+from splatcli.sfm.static_masks import find_borders, write_static_masks
 
 WIDTH, HEIGHT, SIDE, COUNT = 200, 150, 60, 12
 
@@ -107,3 +107,24 @@ def test_images_of_another_size_and_without_regions_show_all(tmp_path: Path) -> 
         assert not read_mask(tmp_path / "masks" / f"{one.name}.png", 1).any()
     assert write_static_masks(others, {(90, 120): places((2, 2, 80, 100))}, tmp_path / "none", quiet) == 0
     assert not (tmp_path / "none").exists()
+
+
+def test_borders_that_only_some_images_have_are_found(tmp_path: Path) -> None:
+    """Portraits among landscapes on one canvas: bars at the sides of every second image; one is dark at an edge."""
+    pixels = [texture(index, WIDTH, HEIGHT) for index in range(18)]
+    for index, one in enumerate(pixels):
+        if index % 2:
+            one[:, :20] = one[:, -20:] = 0
+    pixels[4][:50] = 0
+    images = saved(tmp_path / "images", pixels)
+    found = find_borders(images, 2)
+    assert set(found) == {image.name for image in images[1::2]}
+    for border in found.values():
+        assert border[:2] == (0, 0)
+        assert 20 <= border[2] <= 24
+        assert 20 <= border[3] <= 24
+    # Seven are too few to be sure, and so are groups of borders that differ.
+    assert find_borders(images[:14], 2) == {}
+    for index, one in enumerate(pixels):
+        one[:, : 5 * index] = 0
+    assert find_borders(saved(tmp_path / "others", pixels)) == {}
