@@ -1,11 +1,14 @@
 """A second motion in matches: what moves through the scene, and moves as one, has epipolar lines of its own.
 
 RANSAC takes the motion of most matches of a pair. Where a figure stands elsewhere in each image and has as many matches
-as the scene, cameras follow the one in some pairs and the other in others.
+as the scene, cameras follow the one in some pairs and the other in others. Repeated patterns have a second motion, too:
+whole pairs of images match a side of a room with another, which the cameras of the model contradict, and pairs that
+agree with the cameras have none or some.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,8 @@ _PAIRS, _LEAST = 40, 15
 #: Distance from an epipolar line that counts as on it, in parts of the longer side.
 _OFF = 0.004
 _TRIALS = 2000
+#: The part of a pair's matches from which on it agrees with the cameras, and the quantile over these pairs.
+_AGREES, _QUANTILE = 0.5, 0.25
 
 Floats = NDArray[np.float64]
 
@@ -26,7 +31,7 @@ Floats = NDArray[np.float64]
 def second_motion(database: Path, model: pycolmap.Reconstruction, seed: int) -> float:
     """Return the share of a pair's matches that the cameras of a model contradict and one other motion explains.
 
-    It is the median over pairs of registered images that hold; 0 without any.
+    That is share_of_most() over pairs of registered images that hold.
     """
     registered = set(model.reg_image_ids())
     pairs = sorted(pair for pair in pairs_that_hold(database) if registered.issuperset(pair))
@@ -40,22 +45,33 @@ def second_motion(database: Path, model: pycolmap.Reconstruction, seed: int) -> 
                 np.asarray(store.read_keypoints(number), dtype=np.float64)[matches[:, column], :2]
                 for column, number in enumerate((first, second))
             )
-            shares.append(_second_share(model.image(first), model.image(second), xy1, xy2, seed))
-    return float(np.median(shares)) if shares else 0.0
+            shares.append(_shares(model.image(first), model.image(second), xy1, xy2, seed))
+    return share_of_most(shares)
 
 
-def _second_share(first: pycolmap.Image, second: pycolmap.Image, xy1: Floats, xy2: Floats, seed: int) -> float:
-    """Return the share of matches [N, 2], pixels, that are off the epipolar lines of two images and on others."""
+def share_of_most(shares: Sequence[tuple[float, float]]) -> float:
+    """Return the share of a second motion that three quarters of the pairs which agree with the cameras have at least.
+
+    shares: of each pair, the parts of its matches that agree with the cameras and that the other motion explains. 0
+    where no pair agrees.
+    """
+    second = [other for agreeing, other in shares if agreeing >= _AGREES]
+    return float(np.quantile(second, _QUANTILE)) if second else 0.0
+
+
+def _shares(first: pycolmap.Image, second: pycolmap.Image, xy1: Floats, xy2: Floats, seed: int) -> tuple[float, float]:
+    """Return the shares of matches [N, 2], pixels, on the epipolar lines of two images, and off them but on others."""
     assert first.camera is not None
     off = _OFF * max(first.camera.width, first.camera.height)
     left = ~(_distances(first, second, xy1, xy2) <= off)
+    agreeing = 1.0 - float(left.mean())
     if left.sum() < _LEAST:
-        return 0.0
+        return agreeing, 0.0
     options = pycolmap.RANSACOptions()
     options.max_error, options.max_num_trials, options.random_seed = off, _TRIALS, seed
     found = pycolmap.estimate_fundamental_matrix(xy1[left], xy2[left], options)
     count = 0 if found is None else int(found["num_inliers"])
-    return count / len(xy1) if count >= _LEAST else 0.0
+    return agreeing, count / len(xy1) if count >= _LEAST else 0.0
 
 
 def _distances(first: pycolmap.Image, second: pycolmap.Image, xy1: Floats, xy2: Floats) -> Floats:
