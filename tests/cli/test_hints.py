@@ -18,6 +18,7 @@ from tests.running import Splat
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
+        ("mcmc --data_dir garden", "splat train SCENE --strategy mcmc"),
         ("convert a.ply b.spz", "splat export MODEL -o FILE converts, splat edit moves and cuts"),
         ("viewer run", "splat view MODEL"),
         ("help train", "splat train --help"),
