@@ -26,7 +26,7 @@ from splatcli.scene.scene import Scene
 from splatcli.train.backgrounds import BACKGROUNDS, evaluation_background
 from splatcli.train.events import Alarmed, Evaluated, Probed, ViewScore
 from splatcli.train.image_metrics import psnr, quantised, ssim
-from splatcli.train.outlier_views import ViewError, compared_divisor, view_error
+from splatcli.train.outlier_views import MIN_DETAIL, ViewError, compared_divisor, view_error
 from splatcli.train.state import TrainState
 from splatcli.train.training_images import TrainingImage, tensor_of
 
@@ -95,6 +95,18 @@ def outlier_note(views: Sequence[ViewScore], fitted: Mapping[str, float] | None 
         named.append(f"and {len(found) - LISTED} more")
     verb = "is" if len(found) == 1 else "are"
     return f"{len(found)} of {len(views)} views {verb} far below the median PSNR of {middle:.1f} dB: {', '.join(named)}"
+
+
+def blur_note(names: Sequence[str], views: int) -> str | None:
+    """Return a sentence about the blurred ones among so many training images, None without one."""
+    if not names:
+        return None
+    named = [*names[:LISTED], *([f"and {len(names) - LISTED} more"] if len(names) > LISTED else [])]
+    verb = "is" if len(names) == 1 else "are"
+    return (
+        f"{len(names)} of {views} training images {verb} blurred, with less than {100 * MIN_DETAIL:.0f} % of the "
+        f"detail of their renders: {', '.join(named)}; what no other image shows stays blurred"
+    )
 
 
 #: A training view whose loss is so many times the median of at least MIN_TRAINED is a misfit. In sound captures one

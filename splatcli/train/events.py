@@ -61,7 +61,7 @@ class Capped:
 class ViewsCompared:
     """The training views were compared, and other ones are left out from now on than before.
 
-    skipped: by name, how the views that are left out differ from their images, (difference, of_shift, gain) of
+    skipped: by name, how the views that are left out differ from their images, (difference, of_shift, gain, detail) of
     train/outlier_views.py, largest first. num_train: all training views.
     """
 
@@ -120,8 +120,8 @@ class Alarmed:
 
     alarm: "psnr" (quality fell and stayed low), "count" (a refinement removed too many Gaussians), "intersections"
     (Gaussians cover far more tiles than before; "pairs" in metrics.jsonl of older versions), "evaluation" (the views
-    could not be scored), "exposure" (the brightness of the training images varies), "metrics" (lines of metrics.jsonl
-    are lost), "space" (the disk may get full).
+    could not be scored), "exposure" (the brightness of the training images varies), "blur" (training images are
+    blurred), "metrics" (lines of metrics.jsonl are lost), "space" (the disk may get full).
     """
 
     step: int

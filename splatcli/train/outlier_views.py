@@ -1,4 +1,4 @@
-"""Training views that do not fit the others: images of something else, wrong poses, quite other exposures.
+"""Training views that do not fit the others: images of something else, wrong poses, other exposures, blurred images.
 
 Twice in a run every training view is rendered and compared with its image, and the outliers are left out of the steps
 that follow (``train.max_view_error``). A view that the others contradict differs from its image about as much as an
@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from splatcli.config import Config
@@ -32,6 +33,8 @@ MAX_GAIN = 1.3
 #: A standard deviation of log gains at the first comparison from which on exposures vary so much that optimising them
 #: gains more than it costs (docs/quality.md): sound captures reach 0.033.
 MIN_SPREAD = 0.05
+#: An image of less detail is blurred: those of sound captures have 0.84 times that of their render or more.
+MIN_DETAIL = 0.6
 #: The largest part of the views that is left out. With more, it is not clear which of them are wrong.
 MOST = 0.25
 #: The shift, as a part of the longer side, and pixels of that side at most.
@@ -42,12 +45,14 @@ class ViewError(NamedTuple):
     """How a render of a training view differs from its image.
 
     difference: 1 - SSIM of both. of_shift: that of the image and itself shifted by SHIFT, the mean of both directions.
-    gain: the factor of the render that brings it nearest to the image.
+    gain: the factor of the render that brings it nearest to the image. detail: the image's mean square of the Laplacian
+    over the render's.
     """
 
     difference: float
     of_shift: float
     gain: float
+    detail: float = 1.0
 
     @property
     def error(self) -> float:
@@ -109,6 +114,17 @@ def exposure_note(errors: Mapping[int, ViewError]) -> str | None:
     )
 
 
+def blurred(errors: Mapping[int, ViewError]) -> list[int]:
+    """Return the rows of views whose images are blurred, the most blurred first.
+
+    The others show what they lack, so that renders of these views are sharper. Where most images are blurred, none is
+    found.
+    """
+    if len(errors) < MIN_VIEWS:
+        return []
+    return sorted((row for row, view in errors.items() if view.detail < MIN_DETAIL), key=lambda row: errors[row].detail)
+
+
 def view_error(image: Tensor, target: Tensor, masked: Tensor | None) -> ViewError | None:
     """Return how a render of a training view differs from its image, None where no pixel counts.
 
@@ -132,7 +148,19 @@ def view_error(image: Tensor, target: Tensor, masked: Tensor | None) -> ViewErro
     power = float((shown * shown).sum())
     # A render that is black says nothing of exposures.
     gain = float((shown * wanted).sum()) / power if power > 1e-4 * shown.numel() else 1.0
-    return ViewError(difference, statistics.fmean(of_shifts), gain)
+    least = 1e-12  # the difference of neighbours is below a thousandth of a level
+    detail = (_detail(target, masked) + least) / (_detail(image, masked) + least)
+    return ViewError(difference, statistics.fmean(of_shifts), gain, detail)
+
+
+def _detail(image: Tensor, masked: Tensor | None) -> float:
+    """Return the mean square of the Laplacian of an image's grey levels [H, W, 3], 0 where no pixel counts."""
+    grey = image.mean(2, dtype=torch.float64)
+    laplacian = 4.0 * grey[1:-1, 1:-1] - grey[2:, 1:-1] - grey[:-2, 1:-1] - grey[1:-1, 2:] - grey[1:-1, :-2]
+    if masked is not None:
+        near = masked[1:-1, 1:-1] | masked[2:, 1:-1] | masked[:-2, 1:-1] | masked[1:-1, 2:] | masked[1:-1, :-2]
+        laplacian = laplacian[~near]
+    return float(laplacian.square().mean()) if laplacian.numel() else 0.0
 
 
 def compared_divisor(width: int, height: int) -> int:

@@ -9,7 +9,7 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import torch
@@ -37,7 +37,7 @@ from splatcli.train.data_parallel import (
 )
 from splatcli.train.densify import Strategy, make_strategy
 from splatcli.train.densify.control import DensityControl
-from splatcli.train.evaluate import Renderer, make_renderer, make_scorer
+from splatcli.train.evaluate import Renderer, blur_note, make_renderer, make_scorer
 from splatcli.train.events import (
     Alarmed,
     Event,
@@ -52,7 +52,7 @@ from splatcli.train.events import (
 from splatcli.train.forecast import Forecast
 from splatcli.train.metrics_logger import MetricsLogger
 from splatcli.train.monitor import FiniteMonitor, IntersectionMonitor, QualityMonitor, is_recoverable
-from splatcli.train.outlier_views import comparisons_due, exposure_note, outliers
+from splatcli.train.outlier_views import ViewError, blurred, comparisons_due, exposure_note, outliers
 from splatcli.train.recovery import Recovery
 from splatcli.train.sharding import gather_geometry, gather_state
 from splatcli.train.start import check_loss_given, new_state, resumed_state
@@ -394,8 +394,8 @@ class Trainer:
             errors, skipped, alarms = {}, before, [dataclasses.replace(figures, step=step)]
         else:
             errors = outliers(figures, state.config.train.max_view_error)
-            skipped, note = frozenset(errors), exposure_note(figures) if state.comparisons == 0 else None
-            alarms = [] if note is None else [Alarmed(step, "exposure", note)]
+            skipped = frozenset(errors)
+            alarms = [] if state.comparisons else self._image_alarms(step, figures, skipped)
         if self.group is not None:
             skipped = rows_of_rank0(self.group, skipped, len(state.train))
         if skipped == before:
@@ -403,6 +403,13 @@ class Trainer:
         state.sampler.skip(skipped)
         names = {state.cameras[state.train[row]].name: error for row, error in errors.items()}
         return [*alarms, ViewsCompared(step, names, len(state.train))]
+
+    def _image_alarms(self, step: int, errors: Mapping[int, ViewError], skipped: Collection[int]) -> list[Alarmed]:
+        """Return what is suspicious in the training images of the views that are not ``skipped``."""
+        state = self.state
+        names = [state.cameras[state.train[row]].name for row in blurred(errors) if row not in skipped]
+        notes = {"exposure": exposure_note(errors), "blur": blur_note(names, len(errors))}
+        return [Alarmed(step, alarm, note) for alarm, note in notes.items() if note is not None]
 
     def _apply_next_config(self) -> Iterator[Event]:
         """Continue with the settings of reschedule(), if there are any."""

@@ -10,6 +10,7 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageFilter
 
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import find_latest_sound
@@ -149,7 +150,25 @@ def test_a_sound_capture_keeps_all_its_views(splat: Splat, tmp_path: Path) -> No
     assert done.code == 0
     assert "left out" not in done.err
     assert "brightness" not in done.err
+    assert " blurred, " not in done.err
     assert load_checkpoint(find_latest_sound(run).path).skipped == ()
+
+
+def test_blurred_images_are_named(splat: Splat, tmp_path: Path) -> None:
+    scene, run = tmp_path / "scene", tmp_path / "run"
+    shutil.copytree(SAMPLE, scene)
+    images = sorted((scene / "images").iterdir())
+    for i, radius in ((10, 6), (31, 12)):
+        Image.open(images[i]).filter(ImageFilter.GaussianBlur(radius)).save(images[i], quality=95)
+    done = splat("train", scene, "-o", run, "-r", "4", "-n", "260", "--cap-max", "5000", "--batch-size", "2")
+    assert done.code == 0
+    (warned,) = [line for line in done.err.splitlines() if " blurred, " in line]
+    assert warned == (
+        "warning: step 108: 2 of 43 training images are blurred, with less than 60 % of the detail of their renders: "
+        "view_031.jpg, view_010.jpg; what no other image shows stays blurred"
+    )
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line.get("alarm") == "blur"] == [108]
 
 
 def test_exposures_that_vary_are_said_with_a_remedy(splat: Splat, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from splatcli.train.events import Stepped, ViewsCompared
 from splatcli.train.image_metrics import ssim
 from splatcli.train.outlier_views import (
     ViewError,
+    blurred,
     compared_divisor,
     comparisons_due,
     exposure_note,
@@ -126,6 +127,30 @@ def test_the_error_is_measured_in_that_of_a_shifted_image() -> None:
     black = view_error(torch.zeros_like(image), image, None)
     assert black is not None
     assert black.gain == 1.0
+
+
+def test_detail_is_that_of_the_image_over_the_render() -> None:
+    image = torch.rand(90, 120, 3, generator=torch.Generator().manual_seed(1))
+    soft = (image + image.roll(1, 0) + image.roll(1, 1) + image.roll((1, 1), (0, 1))) / 4
+    one, other = view_error(image, soft, None), view_error(soft, image, None)  # of a render and its image
+    assert one is not None
+    assert other is not None
+    assert one.detail < 0.3
+    assert one.detail == pytest.approx(1 / other.detail, rel=1e-5)
+    doubled = view_error(0.5 * image, image, None)
+    assert doubled is not None
+    assert doubled.detail == pytest.approx(4.0, rel=1e-5)
+    flat = torch.full_like(image, 0.5)
+    same = view_error(flat, flat, None)
+    assert same is not None
+    assert same.detail == 1.0
+
+
+def test_images_of_little_detail_are_blurred_the_most_blurred_first() -> None:
+    details = [1.4, 0.5, 2.0, 0.3, 0.61, 1.0, 1.0, 1.0]
+    views = {row: ViewError(0.1, 0.5, 1.0, detail) for row, detail in enumerate(details)}
+    assert blurred(views) == [3, 1]
+    assert blurred({row: views[row] for row in range(7)}) == []
 
 
 def test_masked_pixels_do_not_count() -> None:
