@@ -187,7 +187,7 @@ def _split(config: Config, scene: Scene) -> str:
 
 
 #: Figures of a view that processes exchange, at most.
-MEASURES = 3
+MEASURES = len(ViewError._fields)
 
 
 class Renderer(Protocol):
