@@ -105,7 +105,7 @@ def blur_note(names: Sequence[str], views: int) -> str | None:
     verb = "is" if len(names) == 1 else "are"
     return (
         f"{len(names)} of {views} training images {verb} blurred, with less than {100 * MIN_DETAIL:.0f} % of the "
-        f"detail of their renders: {', '.join(named)}; what no other image shows stays blurred"
+        f"detail of their renders: {', '.join(named)}; add sharp images of what they show"
     )
 
 

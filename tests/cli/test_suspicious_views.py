@@ -165,7 +165,7 @@ def test_blurred_images_are_named(splat: Splat, tmp_path: Path) -> None:
     (warned,) = [line for line in done.err.splitlines() if " blurred, " in line]
     assert warned == (
         "warning: step 108: 2 of 43 training images are blurred, with less than 60 % of the detail of their renders: "
-        "view_031.jpg, view_010.jpg; what no other image shows stays blurred"
+        "view_031.jpg, view_010.jpg; add sharp images of what they show"
     )
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line.get("alarm") == "blur"] == [108]
