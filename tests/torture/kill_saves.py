@@ -1,7 +1,8 @@
 """kill -9 at random moments of saving: no save that had returned may be lost.
 
 Each victim opens the run, goes on from the newest checkpoint and acknowledges every step whose save returned. After
-each kill the newest checkpoint must load in full and be at or after the last acknowledged step.
+each kill the newest checkpoint must load in full and be at or after the last acknowledged step. Every second victim
+is killed while it writes a file.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import RunDir, find_latest_sound
 from splatcli.errors import SplatError
-from tests.torture.harness import Figure, Tally, fork, main, workplace
+from tests.torture.harness import WAITING, Figure, Tally, fork, main, workplace
 from tests.torture.states import small_checkpoint
 
 
@@ -39,7 +40,7 @@ def _kill(run: Path, count: int, seed: int, tally: Tally) -> int:
     newest = 2
     for trial in range(count):
         saves = trial % 3
-        newest = _one_victim(run, saves, rng.uniform(0, 1.5 * (each if saves else first))) or newest
+        newest = _one_victim(run, saves, rng.uniform(0, 1.5 * (each if saves else first)), trial % 2 == 1) or newest
         try:
             latest = find_latest_sound(run).path
             found = 0 if latest is None else load_checkpoint(latest).step
@@ -71,13 +72,31 @@ def _pace(run: Path) -> tuple[float, float]:
     return times[1] - times[0], times[2] - times[1]
 
 
-def _one_victim(run: Path, saves: int, seconds: float) -> int:
-    """Kills a process ``seconds`` after it has acknowledged ``saves`` saves; the last step acknowledged, 0 for none."""
+def _one_victim(run: Path, saves: int, seconds: float, writing: bool) -> int:
+    """Kills a process ``seconds`` after it has acknowledged ``saves`` saves; the last step acknowledged, 0 for none.
+
+    writing: it is killed at the next moment at which a temporary file is there.
+    """
     child, reader = _start(run)
     acknowledged = b"".join(os.read(reader, 8) for _ in range(saves))
     time.sleep(seconds)
+    if writing:
+        _stop_in_mid_write(run, child)
     acknowledged += _finish(child, reader)
     return int.from_bytes(acknowledged[-8:], "little")
+
+
+def _stop_in_mid_write(run: Path, child: int) -> None:
+    """Stops the process while a temporary file of its own is there."""
+    until = time.monotonic() + WAITING
+    while time.monotonic() < until:
+        os.kill(child, signal.SIGSTOP)
+        os.waitpid(child, os.WUNTRACED)
+        if any(f".tmp.{child}." in name for name in _temporary(run)):
+            return
+        os.kill(child, signal.SIGCONT)
+        time.sleep(1e-3)
+    raise TimeoutError(f"no temporary file in {run} for {WAITING:.0f} s")
 
 
 def _start(run: Path) -> tuple[int, int]:

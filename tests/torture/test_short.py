@@ -77,7 +77,7 @@ def test_command_lines_of_nonsense_end_with_a_documented_code() -> None:
 def test_kill_9_never_loses_an_acknowledged_checkpoint() -> None:
     figure = kill_saves.figures(9, 1)["kill_saves"]
     assert (figure.trials, figure.shown) == (9, [])
-    assert figure.details["killed_in_mid_write"] >= 1
+    assert figure.details["killed_in_mid_write"] >= 4
 
 
 def test_runs_that_are_killed_go_on_with_the_same_bits() -> None:
