@@ -88,11 +88,11 @@ struct TileBlender {
         alpha[x] = Real(1) - t[x];
       }
       const int64_t row = int64_t(tile.y0 + y) * view.width + tile.x0;
-      std::copy_n(pixels, 3 * tile.width, static_cast<Real*>(out.image) + 3 * row);
-      std::copy_n(alpha, tile.width, static_cast<Real*>(out.alpha) + row);
+      copy_row<3>(pixels, tile.width, static_cast<Real*>(out.image) + 3 * row);
+      copy_row<1>(alpha, tile.width, static_cast<Real*>(out.alpha) + row);
       if constexpr (Depth) {
         tile.row_from_lanes(buffers.depth, y, t);
-        std::copy_n(t, tile.width, static_cast<Real*>(out.depth) + row);
+        copy_row<1>(t, tile.width, static_cast<Real*>(out.depth) + row);
       }
     }
   }
@@ -230,10 +230,10 @@ struct TileBlenderVjp {
     const size_t width = y < tile.height ? size_t(tile.width) : 0;
     const int64_t row = int64_t(tile.y0 + y) * view.width + tile.x0;
     Real pixels[3 * kTile] = {}, grads[3 * kTile] = {}, alpha[kTile] = {}, v_alpha[kTile] = {};
-    std::copy_n(static_cast<const Real*>(out.image) + 3 * row, 3 * width, pixels);
-    std::copy_n(static_cast<const Real*>(v_out.image) + 3 * row, 3 * width, grads);
-    std::copy_n(static_cast<const Real*>(out.alpha) + row, width, alpha);
-    if (v_out.alpha != nullptr) std::copy_n(static_cast<const Real*>(v_out.alpha) + row, width, v_alpha);
+    copy_row<3>(static_cast<const Real*>(out.image) + 3 * row, width, pixels);
+    copy_row<3>(static_cast<const Real*>(v_out.image) + 3 * row, width, grads);
+    copy_row<1>(static_cast<const Real*>(out.alpha) + row, width, alpha);
+    if (v_out.alpha != nullptr) copy_row<1>(static_cast<const Real*>(v_out.alpha) + row, width, v_alpha);
     Real red[kTile], green[kTile], blue[kTile], behind[kTile];
     for (int x = 0; x < kTile; ++x) {
       red[x] = grads[3 * x], green[x] = grads[3 * x + 1], blue[x] = grads[3 * x + 2];
@@ -242,8 +242,8 @@ struct TileBlenderVjp {
     }
     if constexpr (Depth) {
       Real depth[kTile] = {}, v_depth[kTile] = {};
-      std::copy_n(static_cast<const Real*>(out.depth) + row, width, depth);
-      std::copy_n(static_cast<const Real*>(v_out.depth) + row, width, v_depth);
+      copy_row<1>(static_cast<const Real*>(out.depth) + row, width, depth);
+      copy_row<1>(static_cast<const Real*>(v_out.depth) + row, width, v_depth);
       for (int x = 0; x < kTile; ++x) behind[x] += depth[x] * v_depth[x];
       store_row(v_depth, y, &Buffers::Block::depth, buffers);
     }

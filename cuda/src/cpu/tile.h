@@ -84,6 +84,16 @@ inline int list_block(const SplatFrame& frame, int64_t base, int64_t isects, uin
   return count;
 }
 
+// Copies the first `pixels` of a tile's row; a whole row needs no call of the library.
+template <int Channels, class Real>
+SPLAT_INLINE void copy_row(const Real* from, size_t pixels, Real* to) {
+  if (pixels == kTile) {
+    std::copy_n(from, Channels * kTile, to);
+  } else {
+    std::copy_n(from, Channels * pixels, to);
+  }
+}
+
 // Runs a job for each tile of the view's tile rows, by its number in the image.
 template <class Job>
 void for_tiles(const SplatCall& call, const SplatView& view, const Job& job) {
