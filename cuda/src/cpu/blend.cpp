@@ -29,47 +29,90 @@ struct TileBlender {
     write(tile, buffers);
   }
 
+  // The pixels of a block. A pixel is alive until its transmittance would fall to kMinTransmittance; `decaying` is 0 in
+  // the lanes that are not, and `transmittance` is what they had before.
+  struct Pixels {
+    F x, y, decaying, transmittance;
+    F red = 0, green = 0, blue = 0, depth = 0;
+    uint32_t alive;
+
+    // Blends the next N projected Gaussians; returns how many until no pixel was alive, N if some still are. Unless a
+    // pixel ends among them, nothing is masked.
+    template <int N>
+    SPLAT_INLINE int add(const Real* const* proj) {
+      F weights[N];
+      F after = decaying;
+      for (int k = 0; k < N; ++k) {
+        weights[k] = block_alpha(proj[k], x - F(proj[k][kProjX]), y - F(proj[k][kProjY])) * after;
+        after -= weights[k];
+      }
+      const auto live = after > F(kMinTransmittance);
+      if (__builtin_expect(live.bits() != alive, false)) return add_masked<N>(proj, weights);
+      decaying = after;
+      transmittance = select(live, after, transmittance);
+      for (int k = 0; k < N; ++k) add_colour(proj[k], weights[k]);
+      return N;
+    }
+
+    template <int N>
+    SPLAT_INLINE int add_masked(const Real* const* proj, const F* weights) {
+      for (int k = 0; k < N; ++k) {
+        const F weight = select_or_zero(decaying > F(0), weights[k]), after = decaying - weight;
+        const auto live = after > F(kMinTransmittance);
+        decaying = select_or_zero(live, after);
+        transmittance = select(live, after, transmittance);
+        add_colour(proj[k], select_or_zero(live, weight));
+        alive = live.bits();
+        if (alive == 0) return k + 1;
+      }
+      return N;
+    }
+
+    SPLAT_INLINE void add_colour(const Real* proj, F weight) {
+      red += weight * F(proj[kProjRed]);
+      green += weight * F(proj[kProjGreen]);
+      blue += weight * F(proj[kProjBlue]);
+      if constexpr (Depth) depth += weight * F(proj[kProjDepth]);
+    }
+  };
+
   // Blends the block's own list; returns the intersection after the last one that any pixel evaluated.
   int64_t blend_block(const Tile<Real>& tile, int block, Buffers& buffers) const {
-    const F x = Tile<Real>::lane_x() + F(Real(tile.x0 + kBlock * (block % kBlock)));
-    const F y = Tile<Real>::lane_y() + F(Real(tile.y0 + kBlock * (block / kBlock)));
+    const F initial = F::load(buffers.transmittance + block * kLanes);
+    Pixels pixels{Tile<Real>::lane_x() + F(Real(tile.x0 + kBlock * (block % kBlock))),
+                  Tile<Real>::lane_y() + F(Real(tile.y0 + kBlock * (block / kBlock))), initial, initial};
+    pixels.alive = (initial > F(0)).bits();
+    const int64_t end = blend_list(tile, block, pixels);
+    pixels.transmittance.store(buffers.transmittance + block * kLanes);
+    pixels.red.store(buffers.red + block * kLanes);
+    pixels.green.store(buffers.green + block * kLanes);
+    pixels.blue.store(buffers.blue + block * kLanes);
+    if constexpr (Depth) pixels.depth.store(buffers.depth + block * kLanes);
+    return end;
+  }
+
+  SPLAT_INLINE int64_t blend_list(const Tile<Real>& tile, int block, Pixels& pixels) const {
+    constexpr int kBatch = 256, kGroup = 4;
     const Real* projected = static_cast<const Real*>(frame.projected);
-    F decaying = F::load(buffers.transmittance + block * kLanes), transmittance = decaying;
-    F red = 0, green = 0, blue = 0, depth = 0;
-    int64_t end = tile.begin;
-    bool alive = any(decaying > F(0));
-    constexpr int kBatch = 256;
     int32_t list[kBatch + kLanes];
-    for (int64_t base = tile.begin; base < tile.end && alive; base += kBatch) {
+    if (pixels.alive == 0) return tile.begin;  // outside the image
+    for (int64_t base = tile.begin; base < tile.end; base += kBatch) {
       const int count = list_block(frame, base, std::min<int64_t>(kBatch, tile.end - base), 1u << block, list);
-      for (int i = 0; i < count; ++i) {
-        const Real* proj = projected + int64_t(frame.isect_gaussians[base + list[i]]) * kProjectedSize;
-        if (i + kAhead < count)
-          __builtin_prefetch(projected + int64_t(frame.isect_gaussians[base + list[i + kAhead]]) * kProjectedSize);
-        const F alpha = block_alpha(proj, x - F(proj[kProjX]), y - F(proj[kProjY]));
-        const F weight = alpha * decaying;
-        decaying -= weight;
-        const auto live = decaying > F(kMinTransmittance);
-        const F w = select_or_zero(live, weight);
-        transmittance = select(live, decaying, transmittance);
-        red += w * F(proj[kProjRed]);
-        green += w * F(proj[kProjGreen]);
-        blue += w * F(proj[kProjBlue]);
-        if constexpr (Depth) depth += w * F(proj[kProjDepth]);
-        if (!any(live)) {
-          end = base + list[i] + 1;
-          alive = false;
-          break;
-        }
+      const auto at = [&](int i) { return projected + int64_t(frame.isect_gaussians[base + list[i]]) * kProjectedSize; };
+      int i = 0;
+      for (; i + kGroup <= count; i += kGroup) {
+        for (int k = i + kGroup; k < std::min(count, i + 2 * kGroup); ++k) __builtin_prefetch(at(k));
+        const Real* const proj[kGroup] = {at(i), at(i + 1), at(i + 2), at(i + 3)};
+        const int blended = pixels.template add<kGroup>(proj);
+        if (pixels.alive == 0) return base + list[i + blended - 1] + 1;
+      }
+      for (; i < count; ++i) {
+        const Real* const proj[1] = {at(i)};
+        pixels.template add<1>(proj);
+        if (pixels.alive == 0) return base + list[i] + 1;
       }
     }
-    if (alive) end = tile.end;
-    transmittance.store(buffers.transmittance + block * kLanes);
-    red.store(buffers.red + block * kLanes);
-    green.store(buffers.green + block * kLanes);
-    blue.store(buffers.blue + block * kLanes);
-    if constexpr (Depth) depth.store(buffers.depth + block * kLanes);
-    return end;
+    return tile.end;
   }
 
   // Row by row through small arrays, which the compiler turns into vectors.
