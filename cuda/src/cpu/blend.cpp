@@ -149,6 +149,8 @@ struct TileBlender {
 template <class Real, bool Depth, bool Abs>
 struct TileBlenderVjp {
   using F = Lanes<Real, kLanes>;
+  // Where registers do not hold all sums of an intersection, some get loops of their own.
+  static constexpr bool kSumsInRegisters = SPLAT_VECTOR_BYTES == 64;
   const SplatView& view;
   const SplatFrame& frame;
   const Real* background;
@@ -190,39 +192,18 @@ struct TileBlenderVjp {
     }
   }
 
+  // What the loops over the blocks of an intersection hand on.
+  struct Visit {
+    Real dx[kLanes], dy[kLanes], alpha[kLanes], v[kLanes], weight[kLanes];
+  };
+
   SPLAT_INLINE void isect_grad(const Real* proj, uint32_t mask, uint32_t& alive, Buffers& buffers, Real* grad) const {
+    using Block = typename Buffers::Block;
     const F mean_x = proj[kProjX], mean_y = proj[kProjY];
     const F red = proj[kProjRed], green = proj[kProjGreen], blue = proj[kProjBlue], depth = proj[kProjDepth];
     F sums[kIsectGradUsed];
     for (F& sum : sums) sum = F(0);
-    // The alphas of all blocks come first: two loops of short chains of dependent operations, of which the processor
-    // has more in flight than of one long one.
-    alignas(64) Real alphas[kBlocksPerTile][kLanes];
-    int next = 0;
-    for (uint32_t left = mask; left != 0; left &= left - 1) {
-      const auto& at = buffers.blocks[__builtin_ctz(left)];
-      unclamped_alpha(proj, F::load(at.x) - mean_x, F::load(at.y) - mean_y).store(alphas[next++]);
-    }
-    next = 0;
-    for (; mask != 0; mask &= mask - 1) {
-      const int block = __builtin_ctz(mask);
-      auto& at = buffers.blocks[block];
-      const F dx = F::load(at.x) - mean_x, dy = F::load(at.y) - mean_y;
-      const F raw = F::load(alphas[next++]), alpha = min_(F(kMaxAlpha), raw);
-      const F before = F::load(at.transmittance);
-      const F after = before - alpha * before;
-      const auto live = after > F(kMinTransmittance);
-      after.store(at.transmittance);
-      const F live_alpha = select_or_zero(live, alpha);
-      const F w = live_alpha * before;
-      const F g_red = F::load(at.red), g_green = F::load(at.green), g_blue = F::load(at.blue);
-      F cg = red * g_red + green * g_green + blue * g_blue;
-      if constexpr (Depth) cg += depth * F::load(at.depth);
-      const F behind = F::load(at.behind) - w * cg;
-      behind.store(at.behind);
-      // No gradient reaches geometry or opacity where alpha was clamped.
-      const F free_alpha = select_or_zero(raw <= F(kMaxAlpha), live_alpha);
-      const F v = free_alpha * alpha_vjp(before, cg, behind, F(1) - alpha);
+    const auto add_moments = [&](F v, F dx, F dy) {
       const F vx = v * dx, vy = v * dy;
       sums[kGradV] += v;
       sums[kGradVx] += vx;
@@ -230,17 +211,65 @@ struct TileBlenderVjp {
       sums[kGradVxx] += vx * dx;
       sums[kGradVxy] += vx * dy;
       sums[kGradVyy] += vy * dy;
-      sums[kGradRed] += w * g_red;
-      sums[kGradGreen] += w * g_green;
-      sums[kGradBlue] += w * g_blue;
+    };
+    const auto add_abs = [&](F v, F dx, F dy) {
+      F abs_x, abs_y;
+      abs_mean2d_grads(proj, v * dx, v * dy, abs_x, abs_y);
+      sums[kGradAbsX] += abs_x;
+      sums[kGradAbsY] += abs_y;
+    };
+    const auto add_colours = [&](F w, const Block& at) {
+      sums[kGradRed] += w * F::load(at.red);
+      sums[kGradGreen] += w * F::load(at.green);
+      sums[kGradBlue] += w * F::load(at.blue);
       if constexpr (Depth) sums[kGradDepth] += w * F::load(at.depth);
-      if constexpr (Abs) {
-        F abs_x, abs_y;
-        abs_mean2d_grads(proj, vx, vy, abs_x, abs_y);
-        sums[kGradAbsX] += abs_x;
-        sums[kGradAbsY] += abs_y;
+    };
+    alignas(64) Visit visits[kBlocksPerTile];
+    const auto each_block = [&](const auto& job) {
+      Visit* visit = visits;
+      for (uint32_t left = mask; left != 0; left &= left - 1) job(__builtin_ctz(left), *visit++);
+    };
+
+    // The alphas of all blocks come first: loops of short chains of dependent operations, of which the processor has
+    // more in flight than of one long one.
+    each_block([&](int block, Visit& visit) {
+      const Block& at = buffers.blocks[block];
+      const F dx = F::load(at.x) - mean_x, dy = F::load(at.y) - mean_y;
+      unclamped_alpha(proj, dx, dy).store(visit.alpha);
+      if constexpr (!kSumsInRegisters) dx.store(visit.dx), dy.store(visit.dy);
+    });
+    each_block([&](int block, Visit& visit) {
+      Block& at = buffers.blocks[block];
+      const F raw = F::load(visit.alpha), alpha = min_(F(kMaxAlpha), raw);
+      const F before = F::load(at.transmittance);
+      const F after = before - alpha * before;
+      const auto live = after > F(kMinTransmittance);
+      after.store(at.transmittance);
+      const F live_alpha = select_or_zero(live, alpha);
+      const F w = live_alpha * before;
+      F cg = red * F::load(at.red) + green * F::load(at.green) + blue * F::load(at.blue);
+      if constexpr (Depth) cg += depth * F::load(at.depth);
+      const F behind = F::load(at.behind) - w * cg;
+      behind.store(at.behind);
+      // No gradient reaches geometry or opacity where alpha was clamped.
+      const F free_alpha = select_or_zero(raw <= F(kMaxAlpha), live_alpha);
+      const F v = free_alpha * alpha_vjp(before, cg, behind, F(1) - alpha);
+      if constexpr (kSumsInRegisters) {
+        const F dx = F::load(at.x) - mean_x, dy = F::load(at.y) - mean_y;
+        add_moments(v, dx, dy), add_colours(w, at);
+        if constexpr (Abs) add_abs(v, dx, dy);
+      } else {
+        v.store(visit.v), w.store(visit.weight);
       }
       if (!any(live)) alive &= ~(1u << block);
+    });
+    if constexpr (!kSumsInRegisters) {
+      const auto each_moment = [&](const auto& add) {
+        each_block([&](int, Visit& visit) { add(F::load(visit.v), F::load(visit.dx), F::load(visit.dy)); });
+      };
+      each_moment(add_moments);
+      each_block([&](int block, Visit& visit) { add_colours(F::load(visit.weight), buffers.blocks[block]); });
+      if constexpr (Abs) each_moment(add_abs);
     }
     sum_each<isect_grad_fields(Depth, Abs)>(sums, grad);
   }
