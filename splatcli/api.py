@@ -520,7 +520,7 @@ class Trainer:
         data, more = (config.data, []) if "data.points" in values else data_to_resume(config.data)
         to_read = config.model_copy(update={"data": data})
         self.scene = self._read(Path(checkpoint.dataset.root) if scene is None else scene, to_read)
-        self._prepare(config, device, callbacks, loss, strategy)
+        self._prepare(config, device, callbacks, loss, strategy, folder)
         self.output, self._from, self._given, self._overwrite, self._named = folder, file, None, False, True
         for note in [*notes, *more]:
             _log.info(note)
@@ -533,6 +533,7 @@ class Trainer:
         callbacks: Iterable[object],
         loss: Loss | None,
         strategy: str | Strategy | None,
+        run: Path | None = None,
     ) -> None:
         _check_default_device()
         self.config = config
@@ -545,7 +546,7 @@ class Trainer:
                 raise UsageError(f"{callback!r} has no hook", where="callbacks", remedy=", ".join(HOOKS.values()))
         self._strategy = None if strategy is None or isinstance(strategy, str) else _checked(strategy)
         if self._strategy is None:
-            check_strategy(config)
+            check_strategy(config, run)
         elif config.strategy.name in STRATEGIES:
             raise UsageError(f"{config.strategy.name!r} is a strategy of splat", where="strategy", remedy="rename it")
         self._engine = None
@@ -581,9 +582,9 @@ class Trainer:
         wanted = training_image_background(config)
         if not isinstance(scene, EngineScene):
             return Scene.read(config.data.model_copy(update={"scene": str(_path(scene, "scene"))}), wanted)
-        if scene.images.background == wanted or not isinstance(scene, Scene):
+        if scene.images.background == wanted:
             return scene
-        return Scene.read(scene.data, wanted)
+        return dataclasses.replace(scene, images=scene.images.over(wanted))  # its views and points may be the caller's
 
     @property
     def step(self) -> int:

@@ -23,7 +23,7 @@ SH_C0 = 0.28209479177387814
 SHN_COUNTS = (0, 3, 8, 15, 24)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Gaussians:
     """N Gaussians as float32 leaf tensors on one device.
 
@@ -70,6 +70,9 @@ class Gaussians:
 
     def __len__(self) -> int:
         return self.means.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<Gaussians: {len(self):,}, SH degree {self.sh_degree}, {self.means.dtype}, {self.device}>"
 
     @property
     def device(self) -> torch.device:

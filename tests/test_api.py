@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.testing import assert_close
 
 import splatcli
@@ -32,6 +33,7 @@ from splatcli.rasterizer.rendering import render
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.render.images import RenderSettings
 from splatcli.scene.camera import CameraModel
+from splatcli.scene.points import PointCloud
 from splatcli.train.densify import Refinement
 from splatcli.train.densify.default import AdcStrategy
 from splatcli.train.events import Evaluated, Refined, Stepped
@@ -530,6 +532,40 @@ def test_a_loss_with_a_regulariser_of_the_gaussians_resumes_to_the_same_bits(bal
     assert float(opacity) < float(other)
 
 
+class Tints(torch.nn.Module):
+    """The training loss, with a factor and an offset of the colours for each image."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self.rows = {name: row for row, name in enumerate(names)}
+        self.tints = torch.nn.Embedding(len(names), 6)
+        torch.nn.init.zeros_(self.tints.weight)
+        self.optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+
+    def forward(self, image: torch.Tensor, target: torch.Tensor, counts: Any, *, camera: Any) -> torch.Tensor:
+        tint = self.tints(torch.tensor(self.rows[camera.name]))
+        return plain_loss(image * (1 + tint[:3]) + tint[3:], target, counts)
+
+    def on_step(self, event: Stepped) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+@NEEDS_COMPILER
+def test_parameters_of_a_loss_are_trained_by_the_optimizer_of_the_caller(ball: Path, tmp_path: Path) -> None:
+    """The images of every second view are brighter; what the loss learns of them shows it."""
+    scene = splatcli.Scene.open(ball)
+    bright = scene.train[::2]
+    for view in bright:
+        path = scene.images.sources[view].path
+        Image.fromarray(np.minimum(scene.images.image(view).pixels * 1.5 + 20, 255).astype(np.uint8)).save(path)
+    scene = splatcli.Scene.open(ball)
+    loss = Tints([scene.cameras[view].name for view in scene.train])
+    splatcli.train(scene, output=tmp_path / "run", iterations=120, loss=loss, callbacks=[loss], **TINY)
+    learnt = loss.tints.weight.detach().mean(dim=1)
+    assert float(learnt[::2].mean()) > float(learnt[1::2].mean()) + 0.02
+
+
 @NEEDS_COMPILER
 def test_a_run_with_its_own_loss_continues_only_with_one(
     ball: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -630,10 +666,11 @@ def test_a_strategy_of_ones_own_needs_no_entry_point(
     trainer = splatcli.Trainer(ball, output=tmp_path / "run", iterations=6, **options)
     assert len(trainer.run(stop_at=4).model) == 400
     assert [(event.step, event.cloned, event.num_gaussians) for event in recorder.refined] == [(3, 200, 400)]
-    with pytest.raises(UsageError, match="there is no such strategy"):
+    with pytest.raises(UsageError, match="trained with the strategy 'Doubles', which is not here"):
         splatcli.Trainer.resume(tmp_path / "run", device="cpu")
     assert run(["resume", str(tmp_path / "run"), "--device", "cpu", "-q"]) == UsageError.exit_code
-    assert "splatcli.Trainer.resume(RUN, strategy=...)" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"splatcli.Trainer.resume({str(tmp_path / 'run')!r}, strategy=...)" in said
     with pytest.raises(UsageError, match=r"strategy\.name was Doubles, is mcmc"):
         splatcli.Trainer.resume(tmp_path / "run", device="cpu", strategy="mcmc")
     again = splatcli.Trainer.resume(tmp_path / "run", device="cpu", strategy=Doubles())
@@ -647,7 +684,8 @@ def test_a_strategy_of_ones_own_needs_no_entry_point(
         ({"iterations": -3}, "out of range"),
         ({"callbacks": [object()]}, "has no hook"),
         ({"strategy": object()}, "lacks a method of a strategy: absgrad, collects_stats, regularisation, refines_at"),
-        ({"strategy": "no-such"}, "there is no such strategy"),
+        ({"strategy": "no-such"}, r"there is no such strategy\n  help: one of absgrad, adc, mcmc;"),
+        ({"strategy": "MCMC"}, r"did you mean mcmc\?"),
         ({"blocks": "2x2"}, "blocks are trained by splat train"),
         ({"loss": plain_loss, "batch_size": 2}, "one view a step"),
         ({"loss": plain_loss, "budget": "1GiB"}, "budget: a loss of one's own takes memory that is not known"),
@@ -674,7 +712,7 @@ def test_a_run_starts_from_a_model(ball: Path, tmp_path: Path, trained: Path) ->
 
 
 @NEEDS_COMPILER
-def test_an_open_scene_is_read_again_for_another_background(
+def test_an_open_scene_gets_another_background_and_stays_as_it_is(
     ball: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ball.parent)
@@ -682,10 +720,17 @@ def test_an_open_scene_is_read_again_for_another_background(
     monkeypatch.chdir("/")
     with pytest.raises(UsageError, match="open already"):
         splatcli.Trainer(scene, output=tmp_path / "run", test_every=4, **TINY)
-    trainer = splatcli.Trainer(scene, output=tmp_path / "run", background="white", **TINY)
+    scene.train = scene.train[:3]
+    xyz = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    scene.points = PointCloud(xyz, np.full((50, 3), 128, np.uint8))
+    trainer = splatcli.Trainer(scene, output=tmp_path / "run", background="white", **{**TINY, "init": "sfm"})
     assert trainer.scene.images.background == (255, 255, 255)
     assert trainer.scene.cameras[0].width == scene.cameras[0].width
     assert trainer.config.data.resolution == 2
+    assert trainer.scene.train == scene.train  # what the program has changed of the scene stays
+    assert len(trainer.run(1).model) == 50
+    random = splatcli.Trainer(scene, output=tmp_path / "random", background="random", **TINY)
+    assert (random.scene.images.background, random.scene.points) == (None, scene.points)
 
 
 def test_the_package_of_training_can_be_called_whatever_was_imported_first() -> None:
@@ -782,6 +827,15 @@ def test_metrics_are_those_of_the_last_evaluation_of_any_call(ball: Path, tmp_pa
     assert trainer.run(stop_at=3).metrics == {}
     assert trainer.run(stop_at=6).metrics["step"] == 5
     assert trainer.run(stop_at=7).metrics["psnr"] == recorder.scores[0].psnr
+
+
+def test_gaussians_are_compared_as_objects_and_say_what_they_are() -> None:
+    gaussians = random_gaussians(20, 1)
+    other = copy.deepcopy(gaussians)
+    assert gaussians == gaussians
+    assert gaussians != other
+    assert gaussians in [other, gaussians]
+    assert repr(other) == "<Gaussians: 20, SH degree 1, torch.float32, cpu>"
 
 
 def test_scenes_cameras_and_models_can_be_pickled_and_copied(tmp_path: Path) -> None:

@@ -294,7 +294,7 @@ def resume_training(
             # A state larger than memory is mapped, not read; with sharded Gaussians each process reads its part.
             checkpoint = load_checkpoint(path, mapped=sharded or _wants_offload(path, overrides))
         check_loss_given(checkpoint, run_folder(path) or path, given=False)
-        check_strategy(checkpoint.config)
+        check_strategy(checkpoint.config, run_folder(path) or path)
         config, notes = changed_config(
             checkpoint.config, file=overrides.file, assignments=overrides.settings, allowed=overrides.allowed
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from splatcli.errors import UsageError
-from splatcli.gaussians import GROUPS, Gaussians
+from splatcli.gaussians import Gaussians
 from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.alpha_loss import alpha_loss_reference
@@ -45,6 +45,7 @@ def asked_of(loss: Loss) -> tuple[str, ...]:
 class LossEngine(SyncEngine):
     """A StepEngine: the native renderer as a node of autograd, the caller's loss, and the native Adam.
 
+    Parameters of the loss, as of a torch.nn.Module, get gradients; the caller's optimizer takes them between two steps.
     What else a step has (regularisation, noise, terms of depth and alpha, per-view parameters, statistics) is as in the
     fused engines.
     Raises ResourceError where there are no kernels for the device.
@@ -102,18 +103,23 @@ class LossEngine(SyncEngine):
             if inputs.has_alpha_term:
                 weights = inputs.alpha_lambda, inputs.mask_lambda
                 minimised = loss + alpha_loss_reference(drawn.alpha, inputs.target, inputs.mask, *weights)
-            trained = [*(leaf for _, leaf in leaves.items()), *(t for t in (probe, pose, colours) if t is not None)]
-            found = iter(torch.autograd.grad(minimised, trained, allow_unused=True, materialize_grads=True))
-        gradients = Gaussians(**{name: next(found).contiguous() for name in GROUPS})
-        if stats is not None:
-            _add_stats(stats, rendered, next(found), inputs)
-        v_pose = None if pose is None else next(found).to(self._backend.dtype).cpu()
-        v_colours = None if colours is None else next(found).cpu()
+            # Not autograd.grad(): parameters of the caller's loss get their gradients too.
+            minimised.backward()  # type: ignore[no-untyped-call]
+        gradients = leaves.map(lambda leaf: _grad(leaf).contiguous())
+        if probe is not None and stats is not None:
+            _add_stats(stats, rendered, _grad(probe), inputs)
+        v_pose = None if pose is None else _grad(pose).to(self._backend.dtype).cpu()
+        v_colours = None if colours is None else _grad(colours).cpu()
         apply_gradients(self._pipeline, gaussians, gradients, adam, inputs)
         if view_params is not None:
             view_params.apply_grad(v_pose, v_colours)
         self.isects = int(rendered.context.native.max_isects)
         return float(loss.detach())
+
+
+def _grad(leaf: Tensor) -> Tensor:
+    """Return the gradient of a leaf; zeros where the loss does not depend on it."""
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
 def _check_scalar(loss: Tensor) -> None:

@@ -210,8 +210,8 @@ class ImageStore:
             mask_is_alpha=self.mask_is_alpha,
         )
 
-    def over(self, background: Rgb) -> ImageStore:
-        """Return a store of the same images with another background under what is transparent."""
+    def over(self, background: Rgb | None) -> ImageStore:
+        """Return a store of the same images with another background under what is transparent; None keeps its alpha."""
         return ImageStore(
             self.sources,
             background,

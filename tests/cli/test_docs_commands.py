@@ -254,7 +254,7 @@ def test_documented_python_works(prepared: Path, tmp_path: Path, monkeypatch: py
     folder = tmp_path / "work"
     shutil.copytree(prepared, folder)
     monkeypatch.chdir(folder)
-    training, hooks, own_loss, drop_in, loss = python_blocks("api")
+    training, hooks, own_loss, embedding, drop_in, loss = python_blocks("api")
     settings = 'init="random", random_points=200, prune_scale3d=100.0, prune_opacity=0.0001'
     training = training.replace("data/samples/courtyard", "scene").replace(", resolution=2", "")
     names: dict[str, Any] = {}
@@ -269,6 +269,13 @@ def test_documented_python_works(prepared: Path, tmp_path: Path, monkeypatch: py
         own_loss.replace("loss=regularised", f'loss=regularised, iterations=3, output="regularised", {settings}'), names
     )
     assert (folder / "regularised" / "ckpts" / "ckpt_000003.pt").is_file()
+
+    names["torch"] = torch
+    torch.manual_seed(0)
+    exec(embedding.replace("[appearance])", f'[appearance], iterations=3, output="appearance", {settings})'), names)
+    torch.manual_seed(0)
+    untrained = names["Appearance"](names["scene"])
+    assert not torch.equal(names["appearance"].colours[-1].bias, untrained.colours[-1].bias)
 
     gaussians, camera = names["model"].gaussians, names["scene"].cameras[0]
     names |= {
@@ -295,6 +302,6 @@ def test_documented_python_works(prepared: Path, tmp_path: Path, monkeypatch: py
 
     (stored,) = python_blocks("checkpoint")
     stored = stored.replace("ckpt_000300.pt", "output/scene/ckpts/ckpt_000040.pt")
-    names |= {"torch": torch, "json": json}
+    names["json"] = json
     exec(stored, names)
     assert names["manifest"]["train"]["step"] == 40

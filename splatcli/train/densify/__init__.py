@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -54,10 +56,13 @@ def make_strategy(config: Config, extent: float) -> Strategy:
     return PluginStrategy(strategy, plugin)
 
 
-def check_strategy(config: Config) -> None:
-    """Raise UsageError when ``config.strategy.name`` names no strategy, or a plug-in that cannot be imported."""
+def check_strategy(config: Config, run: Path | None = None) -> None:
+    """Raise UsageError when ``config.strategy.name`` names no strategy, or a plug-in that cannot be imported.
+
+    run: the run that is to continue, which an object of the caller's may have trained; None for a new one.
+    """
     if config.strategy.name not in STRATEGIES:
-        _plugin(config.strategy.name).load()
+        _plugin(config.strategy.name, run).load()
 
 
 class PluginStrategy:
@@ -109,12 +114,23 @@ class PluginStrategy:
         return refinement
 
 
-def _plugin(name: str) -> plugins.Plugin:
+def _plugin(name: str, run: Path | None = None) -> plugins.Plugin:
+    """Return the plug-in of a name. Raises UsageError. run: see check_strategy()."""
     found = plugins.plugins(plugins.STRATEGIES)
-    if name not in found:
+    if name in found:
+        return found[name]
+    if run is not None:
         raise UsageError(
-            f"strategy.name = {name!r}: there is no such strategy",
-            remedy=f"one of {', '.join([*STRATEGIES, *found])}; a package that brings another has to be "
-            "installed, and an object of one's own given to splatcli.Trainer.resume(RUN, strategy=...)",
+            f"this run was trained with the strategy {name!r}, which is not here: it is an object in Python, or of a "
+            "package that is not installed",
+            where=run,
+            remedy=f"continue in Python: splatcli.Trainer.resume({str(run)!r}, strategy=...).run(); or install the "
+            "package",
         )
-    return found[name]
+    names = [*STRATEGIES, *found]
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    raise UsageError(
+        f"strategy.name = {name!r}: there is no such strategy",
+        remedy=(f"did you mean {near[0]}? " if near else "")
+        + f"one of {', '.join(names)}; a package that brings another has to be installed",
+    )
