@@ -69,15 +69,14 @@ class RenderArguments:
 
     model: options.Model = None
     views: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--views",
             metavar="[VIEWS]",
             help="test (also when nothing follows), train, all; images by name, with commas; a path: orbit, ellipse, "
-            "spiral, interpolate; or a .json with cameras.",
-            show_default=False,
+            "spiral, interpolate; or a .json with cameras.  [default: test; orbit for a video]",
         ),
-    ] = "test"
+    ] = None
     output: Annotated[
         Path | None,
         typer.Option(
@@ -271,7 +270,10 @@ def render(args: RenderArguments) -> int:
             data=args.data,
         )
         check_format(output, args.format)  # before the model is read
-        path_options = _path_options(args)
+        views = _default_views(request) if args.views is None else args.views
+        if args.views is None and views == "orbit":
+            out.note("the camera moves round the model: --views orbit; --views test for the held-out images")
+        path_options = _path_options(args, views)
         wanted = resolve_device(args.device)
         path = find_model(args.model, out=out, allow_older=args.allow_older)
         import_options = args.foreign.import_options()
@@ -279,15 +281,25 @@ def render(args: RenderArguments) -> int:
             path,
             wanted,
             import_options=import_options,
-            cameras=lambda: views_of(None, args.views, args.data, args.cameras, path_options, request.size)[0].cameras,
+            cameras=lambda: views_of(None, views, args.data, args.cameras, path_options, request.size)[0].cameras,
             echo=out.note,
         )
-        chosen, scene = views_of(loaded, args.views, args.data, args.cameras, path_options, request.size)
+        chosen, scene = views_of(loaded, views, args.data, args.cameras, path_options, request.size)
         render_views(loaded, chosen, scene, request, out)
     return 0
 
 
-def _path_options(args: RenderArguments) -> PathOptions:
+def _default_views(request: RenderOptions) -> str:
+    """Return the views without --views: a path where a video is asked for, unless it shows images of the scene."""
+    from splatcli.render.images import COMPARED
+    from splatcli.render.output import VIDEOS
+
+    named = None if request.output is None else request.output.suffix.lower().removeprefix(".")
+    compares = request.side_by_side if request.kinds is None else set(request.kinds) & set(COMPARED)
+    return "orbit" if (request.format or named) in VIDEOS and not compares else "test"
+
+
+def _path_options(args: RenderArguments, views: str) -> PathOptions:
     """Return how the camera moves along a path. Raises UsageError for options that do not apply to these views."""
     from splatcli.render.selection import PATHS, PathOptions
     from splatcli.render.view_renderer import parse_numbers
@@ -300,9 +312,9 @@ def _path_options(args: RenderArguments) -> PathOptions:
         ("--focus", args.focus, facing),
         ("--fov", args.fov, PATHS),
     ):
-        if given and args.views not in concerns:
+        if given and views not in concerns:
             raise UsageError(
-                f"it does not apply to --views {args.views}", where=flag, remedy=f"with --views {' or '.join(concerns)}"
+                f"it does not apply to --views {views}", where=flag, remedy=f"with --views {' or '.join(concerns)}"
             )
     if args.order not in (None, "name", "nearest"):
         raise UsageError(f"{args.order!r} is not an order", where="--order", remedy="name or nearest")
@@ -312,7 +324,7 @@ def _path_options(args: RenderArguments) -> PathOptions:
             where="--fov, --projection",
             remedy="leave one out",
         )
-    if args.cameras is not None and args.views not in PATHS:
+    if args.cameras is not None and views not in PATHS:
         raise UsageError("only paths are made from cameras", where="--cameras", remedy=f"--views {args.cameras}")
     point = None
     if args.focus is not None:

@@ -308,11 +308,15 @@ def resume_training(
                 f"the run is finished at step {checkpoint.step}; for more steps: splat resume {name} --iterations N"
             )
             if config == checkpoint.config and overrides == ResumeOverrides() and live is None:
-                scored = _on_rank0(group, "inspecting the run folder", lambda: path if _last_score(path) else None)
-                if scored is not None:
-                    out.result({**_last_score(path), "rollbacks": 0}, [path])
+                held_out = bool(checkpoint.test)
+
+                def ended() -> Path | None:
+                    return path if _last_result(path, held_out=held_out) else None
+
+                if _on_rank0(group, "inspecting the run folder", ended) is not None:
+                    out.result({**_last_result(path, held_out=held_out), "rollbacks": 0}, [path])
                     return 0
-        root = scene_folder(checkpoint, overrides.data)
+        root = scene_folder(checkpoint, overrides.data, f"splat resume {shlex.quote(str(run or path))} --data DIR")
         check_batch(config, None if group is None else group.size)
         if sharded:
             check_sharded(config, viewer=live is not None)
@@ -350,21 +354,24 @@ def _note_stop(stop_at: int | None, step: int, last: int, out: Output) -> None:
         out.note(f"note: no step is done: the run is at step {step:,}, and --stop-at {stop_at} is not after that")
 
 
-def _last_score(path: Path) -> dict[str, Any]:
-    """Return the result of a finished run whose newest checkpoint is ``path``, for --json, from its metrics.
+def _last_result(path: Path, *, held_out: bool) -> dict[str, Any]:
+    """Return the result of a finished run whose newest checkpoint is ``path``, for --json, with its last scores.
 
-    Empty where its last state was not scored, or has no held-out views, and while a process works on the run.
+    held_out: whether the run has views to score. Empty where its last state was not scored, and while a process works
+    on the run.
     """
     from splatcli.checkpoint.run_dir import METRICS, checkpoints_of, is_locked, step_of
 
     run = run_folder(path)
     if run is None:
         return {}
+    record: Any = {"event": "eval", "step": step_of(path)}
     try:
         if checkpoints_of(run)[-1].name != path.name or is_locked(run):
             return {}
-        *_, last = (run / METRICS).read_bytes().splitlines()
-        record = json.loads(last)
+        if held_out:
+            *_, last = (run / METRICS).read_bytes().splitlines()
+            record = json.loads(last)
     except (OSError, ValueError, IndexError):
         return {}
     if not isinstance(record, dict) or record.get("event") != "eval" or record.get("step") != step_of(path):

@@ -183,6 +183,8 @@ def sfm(args: SfmArguments) -> int:
         from splatcli.scene.control_points import read_control_points
         from splatcli.sfm.options import SfmOptions
 
+        if args.images.is_dir():  # a walk through a large tree takes minutes
+            out.note(f"looking for images and videos in {args.images}")
         if args.cameras is None:
             _note_cameras(args.images, out)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -41,7 +43,6 @@ class TrainArguments:
             help="Folder of a COLMAP, nerfstudio or Blender scene or of another program's cameras; or images without "
             "cameras, or videos, whose cameras splat sfm estimates first.",
         ),
-        options.SCENE_EXISTS,
     ]
     output: Annotated[
         Path | None,
@@ -80,6 +81,9 @@ class TrainArguments:
         from splatcli.config import COLOUR_MAPS
 
         settings, processes = self.settings, self.processes
+        if self.output is None or not os.path.isdir(self.output / "ckpts"):  # a finished run needs no scene
+            with contextlib.suppress(OSError):  # which is reported when it is read
+                options.SCENE_EXISTS.check(self.scene)
         check_run_folder(self.output)
         if self.max_time is not None:
             _seconds(self.max_time)

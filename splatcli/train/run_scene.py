@@ -34,12 +34,15 @@ _FINGERPRINT = {
 CONSENT = {"photos": "the photos' content", "cameras": "lenses and poses in the scene's files"}
 
 
-def scene_folder(checkpoint: Checkpoint, data: Path | None) -> Path:
-    """Return the folder of a run's scene: ``data`` where it is given. Raise SceneError where the run's own is gone."""
+def scene_folder(checkpoint: Checkpoint, data: Path | None, remedy: str = "--data DIR") -> Path:
+    """Return the folder of a run's scene: ``data`` where it is given. Raise SceneError where the run's own is gone.
+
+    remedy: what names its present folder.
+    """
     root = data or Path(checkpoint.dataset.root)
     if data is None and not root.exists():
         raise SceneError(
-            "the scene of this run does not exist", where=root, remedy="name its present folder: --data DIR"
+            "the scene of this run does not exist", where=root, remedy=f"name its present folder: {remedy}"
         )
     return root
 

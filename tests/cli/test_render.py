@@ -411,6 +411,29 @@ def test_invalid_options_are_errors(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("encoder")
+@pytest.mark.parametrize(
+    ("words", "frames"),
+    [
+        (["-o", "x.gif"], 120),
+        (["-o", "x.mp4", "--frames", "9"], 9),
+        (["--format", "mp4", "--frames", "7", "-o", "x.mp4", "--what", "depth"], 7),
+        (["-o", "x.gif", "--views"], 2),
+        (["-o", "x.gif", "--side-by-side"], 2),
+        (["-o", "x.gif", "--what", "error"], 2),
+    ],
+)
+def test_a_video_without_views_goes_round_the_model(
+    splat: Splat, finished_run: Path, tmp_path: Path, words: list[str], frames: int
+) -> None:
+    """One with images of the scene shows held-out views, which have them."""
+    words = [str(tmp_path / word) if word.startswith("x.") else word for word in words]
+    done = splat("render", finished_run, *words, "--json")
+    assert done.code == 0, done.err
+    assert done.objects[-1]["frames"] == frames
+    assert ("--views orbit" in done.err) == (frames > 2)
+
+
 def test_a_video_of_views_of_two_sizes_wants_one(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
     entries = json.loads(cameras_json(load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt").cameras[:3]))
     entries["cameras"][2]["width"] = 50

@@ -317,6 +317,32 @@ def test_the_same_command_continues_its_run(tiny_scene: Path, splat: Splat, tmp_
     assert (tmp_path / "run/ckpts/ckpt_000600.pt").read_bytes() == bits
 
 
+def test_a_finished_run_without_held_out_views_needs_no_scene(tiny_scene: Path, splat: Splat, tmp_path: Path) -> None:
+    scene, run = tmp_path / "scene", tmp_path / "run"
+    shutil.copytree(tiny_scene, scene)
+    words = ("train", scene, "-o", run, "-n", 4, "--test-every", 0, *QUICK, "--json")
+    first = splat(*words)
+    assert first.code == 0, first.err
+    scene.rename(tmp_path / "gone")
+    for again in (splat(*words), splat("resume", run, "--json")):
+        assert (again.code, again.objects) == (0, first.objects[-1:]), again.err
+
+
+def test_a_stopped_run_names_the_command_for_a_scene_that_has_moved(
+    tiny_scene: Path, splat: Splat, tmp_path: Path
+) -> None:
+    scene, run = tmp_path / "scene", tmp_path / "run"
+    shutil.copytree(tiny_scene, scene)
+    words = ("train", scene, "-o", run, "-n", 8, *QUICK)
+    assert splat(*words, "--stop-at", 4).code == 0
+    scene.rename(tmp_path / "moved")
+    again = splat(*words)
+    assert (again.code, f"splat resume {run} --data DIR" in again.err) == (3, True), again.err
+    other = splat("train", scene, "-o", tmp_path / "new", "-n", 8, *QUICK)
+    assert (other.code, "no such folder" in other.err) == (3, True), other.err
+    assert splat("resume", run, "--data", tmp_path / "moved").code == 0
+
+
 def test_a_finished_run_needs_neither_its_scene_nor_a_writable_folder(
     tiny_scene: Path, splat: Splat, tmp_path: Path
 ) -> None:
@@ -329,8 +355,8 @@ def test_a_finished_run_needs_neither_its_scene_nor_a_writable_folder(
     again = splat(*words)
     assert (again.code, again.objects) == (0, first.objects[-1:]), again.err
     scene.rename(tmp_path / "gone")
-    resumed = splat("resume", run, "--json")
-    assert (resumed.code, resumed.objects) == (0, first.objects[-1:]), resumed.err
+    for again in (splat("resume", run, "--json"), splat(*words)):
+        assert (again.code, again.objects) == (0, first.objects[-1:]), again.err
     assert {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in run.rglob("*")} == before
     longer = splat("resume", run, "-n", 5)
     assert (longer.code, "--data DIR" in longer.err) == (3, True)

@@ -49,6 +49,19 @@ def test_cameras_that_are_there_are_named_before_others_are_estimated(
         assert "has cameras" not in capfd.readouterr().err
 
 
+def test_the_folder_is_named_before_it_is_searched(images: Path, monkeypatch, capfd) -> None:
+    said = []
+
+    def interrupted(*_: object, **__: object) -> None:
+        said.append(capfd.readouterr().err)
+        raise KeyboardInterrupt
+
+    for module in ("scene.read", "scene.find_images"):
+        monkeypatch.setattr(f"splatcli.{module}.walk", interrupted)
+    assert run(["sfm", str(images)]) == 130
+    assert f"looking for images and videos in {images}" in said[0]
+
+
 def test_cameras_of_an_earlier_version_are_used_with_a_note(
     solved: SfmResult, images: Path, tmp_path: Path, capfd
 ) -> None:
