@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +33,7 @@ from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
 from splatcli.checkpoint.run_dir import METRICS, RunDir, checkpoints_of, find_latest_sound, run_of
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.config import NAMED_STARTS, Config, DataConfig, build_config, setting_fields, setting_flags
+from splatcli.config import NAMED_STARTS, RANDOM, Config, DataConfig, build_config, setting_fields, setting_flags
 from splatcli.errors import ResourceError, SplatError, UnreadableError, UsageError, os_errors
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.registry import format_to_write, import_model, is_own_checkpoint, newest_import
@@ -375,7 +376,7 @@ class Model:
             comments.append(f"splatcli: {place_text(self.place)}")
         metadata = ExportMetadata.of_cameras(self.cameras, comments, self.settings.antialiased, self.place)
         with torch.device("cpu"):
-            encoded = chosen.write(kept, metadata)
+            encoded = chosen.write(kept, dataclasses.replace(metadata, title=path.stem))
         write_bytes(path, encoded.payload)
         return [*notes, *encoded.notes]
 
@@ -476,6 +477,14 @@ class Trainer:
             given = given.moved((np.array(model.offset) - self.scene.offset).tolist())
         start = resolve_init(config, self.scene) if given is None else config.model.init
         if start != config.model.init:  # known only after reading the scene; learning rates depend on it
+            if start == RANDOM:
+                name = shlex.quote(str(self.scene.root))
+                _log.warning(
+                    "the scene has no points, and training begins with random ones: splat sfm %s --cameras %s "
+                    'triangulates better ones, for Scene.open(..., points=DIR); init="random" says nothing',
+                    name,
+                    name,
+                )
             config = build_config({**values, "model.init": start}, preset=preset, by_flags=False)
         self._prepare(config, device, callbacks, loss, strategy)
         # Absolute: the program may change its folder before and during the run.

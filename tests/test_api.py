@@ -237,7 +237,7 @@ def test_a_run_folder_renders_as_trained(trained: Path) -> None:
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("name", ["scene.ply", "scene.splat", "scene.spz", "scene.glb"])
+@pytest.mark.parametrize("name", ["scene.ply", "scene.splat", "scene.spz", "scene.glb", "scene.html"])
 def test_an_export_is_that_of_the_command(trained: Path, tmp_path: Path, name: str) -> None:
     assert run(["export", str(trained), "-o", str(tmp_path / "command" / name), "-q"]) == 0
     model = splatcli.Model.load(trained)
@@ -731,6 +731,19 @@ def test_an_open_scene_gets_another_background_and_stays_as_it_is(
     assert len(trainer.run(1).model) == 50
     random = splatcli.Trainer(scene, output=tmp_path / "random", background="random", **TINY)
     assert (random.scene.images.background, random.scene.points) == (None, scene.points)
+
+
+def test_a_scene_without_points_is_said_to_start_at_random_ones(
+    ball: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {key: value for key, value in TINY.items() if key != "init"}
+    splatcli.Trainer(ball, output=tmp_path / "run", **TINY)
+    splatcli.Trainer(add_points(write_scene(tmp_path / "points")), output=tmp_path / "run", **options)
+    assert caplog.messages == []
+    trainer = splatcli.Trainer(ball, output=tmp_path / "run", **options)
+    assert trainer.config.model.init == "random"
+    (said,) = caplog.messages
+    assert f"splat sfm {ball} --cameras {ball}" in said
 
 
 def test_the_package_of_training_can_be_called_whatever_was_imported_first() -> None:

@@ -107,6 +107,8 @@ def write_result(
 
     assert target.path is not None, "checked with the arguments"
     gaussians, metadata = result.model.gaussians, replace(result.model.metadata, comments=comments)
+    if target.path.stem != "-":
+        metadata = replace(metadata, title=target.path.stem)
     if target.format is None:
         _write_checkpoint(result, target.path, checkpoint)
     elif target.folder is not None:

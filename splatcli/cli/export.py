@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -206,6 +206,8 @@ def export(args: ExportArguments) -> int:
             )
             return 0
         gaussians, metadata = _selected(loaded, chosen, region, args, out)
+        if output.stem != "-":
+            metadata = replace(metadata, title=output.stem)
         if folder is not None:
             _stream(gaussians, metadata, loaded, folder, args, out)
             return 0

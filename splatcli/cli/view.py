@@ -8,7 +8,7 @@ import threading
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -189,7 +189,10 @@ class _Shown:
         if not len(loaded.gaussians):
             raise UsageError("the model has no Gaussians", where=self.path, remedy="name another model")
         gaussians, _ = select(loaded.gaussians, sh_degree=min(_SH_DEGREE, loaded.gaussians.sh_degree))
-        reported = ExportMetadata.of(loaded.checkpoint, antialiased=loaded.antialiased)
+        reported = replace(
+            ExportMetadata.of(loaded.checkpoint, antialiased=loaded.antialiased),
+            title=f"{(self._folder or self.path).absolute().name} \u00b7 splat view",
+        )
         exact = len(gaussians) <= _MOST_EXACT
         name, encode = ("scene.ply", encode_ply) if exact else ("scene.compressed.ply", encode_compressed_ply)
         editor = editor_module(self._folder or self.path, self._flags)

@@ -30,7 +30,7 @@ class ExportMetadata:
 
     comments: lines for a header. antialiased: trained with opacity compensation. camera: where a viewer starts.
     up: [3] unit, up in the scene; None where it is unknown.
-    z_up: the scene is georeferenced, so that its z is up.
+    z_up: the scene is georeferenced, so that its z is up. title: of a page.
     """
 
     comments: Sequence[str] = ()
@@ -38,6 +38,7 @@ class ExportMetadata:
     camera: Camera | None = None
     up: NDArray[np.float64] | None = None
     z_up: bool = False
+    title: str = "Gaussian splats"
 
     @classmethod
     def of(

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def viewer_page(
     }
     page = _asset("index.html")
     for place, filling in (
-        (_TITLE, f"<title>Gaussian splats</title>\n        {ICON}"),
+        (_TITLE, f"<title>{escape(metadata.title, quote=False)}</title>\n        {ICON}"),
         (_STYLE, f"<style>\n{_asset('index.css')}</style>"),
         (_SETTINGS, f"{_OPEN}{_json(settings)}{_CLOSE}"),
         (_ANTIALIASED, f"aa: {json.dumps(metadata.antialiased)},"),

@@ -123,6 +123,12 @@ def test_dropped_data_is_reported(splat: Splat, finished_run: Path, tmp_path: Pa
 def test_a_page_is_read_back(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
     done = splat("export", finished_run, "-o", tmp_path / "x.html")
     assert (done.code, done.lines) == (0, [str(tmp_path / "x.html")])
+    assert "<title>x</title>" in (tmp_path / "x.html").read_text()
+    named = tmp_path / "Gnome & <i>friends.html"
+    for words in (("export", finished_run), ("edit", finished_run, "--scale", 2, "-w")):
+        assert splat(*words, "-o", named).code == 0
+        assert "<title>Gnome &amp; &lt;i&gt;friends</title>" in named.read_text()
+    assert "<title>Gaussian splats</title>" in splat("export", finished_run, "--format", "html", "-o", "-").out
     facts = splat("info", tmp_path / "x.html", "--json").objects[-1]
     whole = splat("info", finished_run, "--json").objects[-1]
     assert (facts["kind"], facts["num_gaussians"]) == ("html", whole["num_gaussians"])

@@ -98,6 +98,7 @@ def test_the_page_of_a_run_is_served_until_ctrl_c_and_follows_the_newest_checkpo
         newest.write_bytes(b"PK broken")
         assert fetch(url)[0] == 200, "the page shows what it had"
         assert f'"command": "splat render {run}"'.encode() in page
+        assert "<title>run · splat view</title>".encode() in page
         for name in ("supersplat_view.js", "path_editor.js"):
             assert b"./camera_path.js" in fetch(url, f"/{name}")[1]
         assert fetch(url, "/camera_path.js")[0] == fetch(url, "/path_editor.css")[0] == 200

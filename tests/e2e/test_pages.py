@@ -333,6 +333,13 @@ LIVE_EDITOR = """
     press('k', document.getElementById('keys'));
     check(document.getElementById('keys').open && rows().length === 2, 'no keys behind a dialog');
     document.getElementById('keys').close();
+    for (let i = 0; i < 98; i++) press('k');
+    const [number, time] = rows()[99].querySelector('.go').children;
+    const ends = document.createRange();
+    ends.selectNodeContents(number);
+    check(ends.getBoundingClientRect().right + 2 < time.getBoundingClientRect().left, 'numbers have room');
+    for (let i = 0; i < 98; i++) press('z', document.body, { ctrlKey: true });
+    check(rows().length === 2, 'as before');
     press('h');
     check(part('open').classList.contains('faded'), 'the button hides with the panel of the page');
     press('h');
