@@ -53,7 +53,7 @@ from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene as EngineScene
 from splatcli.train.backgrounds import evaluation_background, parse_background, training_image_background
 from splatcli.train.changed_settings import changed_config
-from splatcli.train.densify import STRATEGIES, Strategy, check_strategy
+from splatcli.train.densify import STRATEGIES, Strategy, StrategyFactory, check_strategy
 from splatcli.train.events import Alarmed, Evaluated, Event, Refined, RolledBack, SaveFailed, Started, Stepped, Stopped
 from splatcli.train.init import resolve_init
 from splatcli.train.run_scene import data_to_resume
@@ -426,7 +426,8 @@ class Trainer:
     callbacks: objects with some of on_step(Stepped), on_refine(Refined), on_eval(Evaluated); train/events.py.
         What one raises stops the run, and is raised by run() after the state is saved.
     loss: see rasterizer/loss_engine.py; None takes the fused L1 + SSIM.
-    strategy: adc, absgrad, mcmc, the name of a plug-in, or an object as of train/densify/base.py.
+    strategy: adc, absgrad, mcmc, the name of a plug-in, an object as of train/densify/base.py, or a function that makes
+        one of the run's settings, as they are once the scene is read, and the scene's extent.
     settings: any of docs/settings.md by its name, ``iterations=7_000``, or dotted, ``**{"optim.sh0_lr": 0.01}``.
         None is as not given: ``cap_max=None`` is auto, as without ``--cap-max``; ``cap_max="none"`` sets no maximum.
 
@@ -445,7 +446,7 @@ class Trainer:
         init: str | Path | Model | Gaussians | None = None,
         callbacks: Iterable[object] = (),
         loss: Loss | None = None,
-        strategy: str | Strategy | None = None,
+        strategy: str | Strategy | StrategyFactory | None = None,
         **settings: Any,
     ) -> None:
         values = dotted_settings(settings)
@@ -467,7 +468,7 @@ class Trainer:
                 given = model.gaussians
         given = None if given is None else _finite(_as_stored(given))
         if strategy is not None:
-            values["strategy.name"] = strategy if isinstance(strategy, str) else type(_checked(strategy)).__name__
+            values["strategy.name"] = strategy if isinstance(strategy, str) else _strategy_name(strategy)
         values |= self._data_settings(scene, values)
         config = build_config(values, preset=preset, by_flags=False)
         if config.data.blocks is not None:
@@ -505,7 +506,7 @@ class Trainer:
         device: str | torch.device = "auto",
         callbacks: Iterable[object] = (),
         loss: Loss | None = None,
-        strategy: str | Strategy | None = None,
+        strategy: str | Strategy | StrategyFactory | None = None,
         **settings: Any,
     ) -> Trainer:
         """Return a trainer that continues a run, bit-identical to one without a stop; as ``splat resume``.
@@ -524,7 +525,7 @@ class Trainer:
         check_loss_given(checkpoint, folder, given=loss is not None)
         values = dotted_settings(settings)
         if strategy is not None:
-            values["strategy.name"] = strategy if isinstance(strategy, str) else type(_checked(strategy)).__name__
+            values["strategy.name"] = strategy if isinstance(strategy, str) else _strategy_name(strategy)
         config, notes = changed_config(checkpoint.config, values=values)
         data, more = (config.data, []) if "data.points" in values else data_to_resume(config.data)
         to_read = config.model_copy(update={"data": data})
@@ -541,7 +542,7 @@ class Trainer:
         device: str | torch.device,
         callbacks: Iterable[object],
         loss: Loss | None,
-        strategy: str | Strategy | None,
+        strategy: str | Strategy | StrategyFactory | None,
         run: Path | None = None,
     ) -> None:
         _check_default_device()
@@ -553,7 +554,7 @@ class Trainer:
         for callback in self.callbacks:
             if not any(callable(getattr(callback, name, None)) for name in HOOKS.values()):
                 raise UsageError(f"{callback!r} has no hook", where="callbacks", remedy=", ".join(HOOKS.values()))
-        self._strategy = None if strategy is None or isinstance(strategy, str) else _checked(strategy)
+        self._strategy = None if strategy is None or isinstance(strategy, str) else _strategy_factory(strategy)
         if self._strategy is None:
             check_strategy(config, run)
         elif config.strategy.name in STRATEGIES:
@@ -849,18 +850,56 @@ def _path(value: str | Path, where: str) -> Path:
     return Path(os.path.expanduser(value))
 
 
-def _checked(strategy: object) -> Strategy:
-    """Return ``strategy``. Raises UsageError for an object that is none."""
-    if isinstance(strategy, type):
-        raise UsageError(f"{strategy.__name__} is a class", where="strategy", remedy=f"strategy={strategy.__name__}()")
-    if isinstance(strategy, Strategy):
-        return strategy
-    missing = [name for name in vars(Strategy) if not name.startswith("_") and not hasattr(strategy, name)]
-    raise UsageError(
-        f"{type(strategy).__name__} lacks a method of a strategy: {', '.join(missing)}",
+def _strategy_factory(strategy: object) -> StrategyFactory:
+    """Return what makes a strategy: ``strategy``, or for an object that is one a function that returns it.
+
+    Raises UsageError for anything else.
+    """
+    if isinstance(strategy, Strategy) and not isinstance(strategy, type):
+        return lambda config, extent: strategy
+    if not callable(strategy):
+        raise _no_strategy(strategy)
+    try:
+        inspect.signature(strategy).bind(None, None)
+    except ValueError:  # of a function of C
+        pass
+    except TypeError:
+        name = getattr(strategy, "__name__", type(strategy).__name__)
+        made = f"{name}.of" if hasattr(strategy, "of") else f"lambda config, extent: {_called(name)}(...)"
+        raise UsageError(
+            f"{name} cannot be called with a run's settings and the scene's extent",
+            where="strategy",
+            remedy=f"an object, or strategy={made}",
+        ) from None
+
+    def make(config: Config, extent: float) -> Strategy:
+        made = strategy(config, extent)
+        if not isinstance(made, Strategy):
+            raise _no_strategy(made)
+        return made
+
+    return make
+
+
+def _no_strategy(value: object) -> UsageError:
+    missing = [name for name in vars(Strategy) if not name.startswith("_") and not hasattr(value, name)]
+    return UsageError(
+        f"{type(value).__name__} lacks a method of a strategy: {', '.join(missing)}",
         where="strategy",
         remedy="splatcli/train/densify/base.py, class Strategy, describes them",
     )
+
+
+def _strategy_name(strategy: object) -> str:
+    """Return the name of a strategy of the caller's, by which its run is known: of the class, where there is one.
+
+    Raises as _strategy_factory().
+    """
+    _strategy_factory(strategy)
+    if isinstance(strategy, Strategy) and not isinstance(strategy, type):
+        return type(strategy).__name__
+    owner = getattr(strategy, "__self__", None)  # of Class.of
+    return str(getattr(owner if isinstance(owner, type) else strategy, "__name__", type(strategy).__name__))
 
 
 def _check_loss(loss: object) -> None:

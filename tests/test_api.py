@@ -677,6 +677,54 @@ def test_a_strategy_of_ones_own_needs_no_entry_point(
     assert len(again.run().model) == 400
 
 
+class Weighted(AdcStrategy):
+    """That of splat, with gradients times ``factor``."""
+
+    absgrad = True
+    factor = 1.0
+
+    def refine(
+        self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator
+    ) -> Refinement | None:
+        weighted = dataclasses.replace(stats, grad2d=stats.grad2d * self.factor)
+        return super().refine(step, gaussians, weighted, generator)
+
+
+class Bolder(Weighted):
+    factor = 100.0
+
+
+@NEEDS_COMPILER
+def test_a_strategy_is_made_of_the_settings_of_the_run(ball: Path, tmp_path: Path) -> None:
+    """A subclass of splat's own trains to its bits, and one with another rule heeds the cap."""
+    options: dict[str, Any] = {**TINY, "iterations": 40, "refine_every": 4, "refine_start": 2}
+    same: dict[str, Any] = {**options, "long_axis_split": True, "grow_grad2d": 3e-4}
+    plain = splatcli.train(ball, output=tmp_path / "plain", **options)
+    own = splatcli.train(ball, output=tmp_path / "own", strategy=Weighted.of, **same)
+    assert len(own.model) > 200
+    for (name, tensor), (_, expected) in zip(own.model.gaussians.items(), plain.model.gaussians.items(), strict=True):
+        assert torch.equal(tensor, expected), name
+    bold = splatcli.Trainer(ball, output=tmp_path / "bold", strategy=Bolder.of, cap_max=300, **same)
+    bold.run(stop_at=20)
+    done = splatcli.Trainer.resume(tmp_path / "bold", device="cpu", strategy=Bolder.of).run()
+    assert len(own.model) != len(done.model) == 300
+    assert load_checkpoint(done.checkpoint).config.strategy.name == "Bolder"
+
+
+@NEEDS_COMPILER
+def test_what_a_function_makes_has_to_be_a_strategy(ball: Path, tmp_path: Path) -> None:
+    made = []
+
+    def make(config: Any, extent: float) -> Any:
+        made.append((config.strategy.name, config.train.iterations, extent))
+        return object()
+
+    trainer = splatcli.Trainer(ball, output=tmp_path / "run", strategy=make, iterations=6, **TINY)
+    with pytest.raises(UsageError, match="object lacks a method of a strategy: absgrad"):
+        trainer.run()
+    assert made == [("make", 6, trainer.scene.extent)]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -690,7 +738,8 @@ def test_a_strategy_of_ones_own_needs_no_entry_point(
         ({"loss": plain_loss, "batch_size": 2}, "one view a step"),
         ({"loss": plain_loss, "budget": "1GiB"}, "budget: a loss of one's own takes memory that is not known"),
         ({"device": "tpu"}, "is no device"),
-        ({"strategy": AdcStrategy}, "strategy: AdcStrategy is a class"),
+        ({"strategy": AdcStrategy}, r"AdcStrategy cannot be called with a run's settings.*\n  help: .*AdcStrategy\.of"),
+        ({"strategy": lambda config: None}, "<lambda> cannot be called with a run's settings"),
         ({"init": random_gaussians(3).map(torch.Tensor.log)}, r"init: \w+ has \d+ NaN or infinite values"),
     ],
 )

@@ -35,7 +35,7 @@ from splatcli.train.data_parallel import (
     rows_of_rank0,
     sync_stop_request,
 )
-from splatcli.train.densify import Strategy, make_strategy
+from splatcli.train.densify import StrategyFactory, make_strategy
 from splatcli.train.densify.control import DensityControl
 from splatcli.train.evaluate import Renderer, blur_note, make_renderer, make_scorer
 from splatcli.train.events import (
@@ -77,7 +77,7 @@ class TrainerOptions(TypedDict, total=False):
     renderer: Renderer | None
     clock: Callable[[], float]
     group: ProcessGroup | None
-    strategy: Strategy | None
+    strategy: StrategyFactory | None
 
 
 class Trainer:
@@ -89,7 +89,7 @@ class Trainer:
     clock: seconds; decides when to save and is written into the metrics, and affects no trained number.
     notes: sentences for the user, in the Started event.
     group: the processes that train this run together; None: this one alone, whatever the environment says.
-    strategy: density control; None makes the one that the settings name.
+    strategy: makes density control; None makes the one that the settings name.
     """
 
     @classmethod
@@ -163,7 +163,7 @@ class Trainer:
         clock: Callable[[], float] = time.monotonic,
         notes: Iterable[str] = (),
         group: ProcessGroup | None = None,
-        strategy: Strategy | None = None,
+        strategy: StrategyFactory | None = None,
     ) -> None:
         check_same_run(group, state, scene)
         if isinstance(engine, LossEngine):
@@ -179,7 +179,7 @@ class Trainer:
         self._clock = clock
         #: The caller's; they stay through a rollback.
         self._engine = engine
-        self._strategy = strategy
+        self._make_strategy = make_strategy if strategy is None else strategy
         self._next_config: Config | None = None
         self._renderer = renderer or make_renderer(self._budget)
         self._build(state.config.memory.budget)
@@ -194,7 +194,7 @@ class Trainer:
     def _build(self, image_limit: int | None) -> None:
         """Make strategy, stepper, scorer and monitors of the current state. image_limit: see Stepper."""
         config = self.state.config
-        self.strategy = self._strategy or make_strategy(config, self.state.dataset.extent)
+        self.strategy = self._make_strategy(config, self.state.dataset.extent)
         self.stepper = Stepper(
             self.state, self.scene, self._budget, group=self.group, engine=self._engine, image_limit=image_limit
         )
@@ -418,7 +418,7 @@ class Trainer:
             return
         yield from self._log(self.stepper.drain(self.state))
         apply_config(self.state, config)
-        self.strategy = self._strategy or make_strategy(config, self.state.dataset.extent)
+        self.strategy = self._make_strategy(config, self.state.dataset.extent)
         try:
             self.run_dir.write_config(config)
         except (OutputError, ResourceError) as error:  # checkpoints have the settings too

@@ -254,7 +254,7 @@ def test_documented_python_works(prepared: Path, tmp_path: Path, monkeypatch: py
     folder = tmp_path / "work"
     shutil.copytree(prepared, folder)
     monkeypatch.chdir(folder)
-    training, hooks, own_loss, embedding, drop_in, loss = python_blocks("api")
+    training, hooks, own_loss, embedding, strategy, drop_in, loss = python_blocks("api")
     settings = 'init="random", random_points=200, prune_scale3d=100.0, prune_opacity=0.0001'
     training = training.replace("data/samples/courtyard", "scene").replace(", resolution=2", "")
     names: dict[str, Any] = {}
@@ -276,6 +276,15 @@ def test_documented_python_works(prepared: Path, tmp_path: Path, monkeypatch: py
     torch.manual_seed(0)
     untrained = names["Appearance"](names["scene"])
     assert not torch.equal(names["appearance"].colours[-1].bias, untrained.colours[-1].bias)
+
+    refinements = 'iterations=12, refine_start=2, refine_every=4, refine_stop=10, output="faint", cap_max=230'
+    exec(
+        strategy.replace(
+            "**as_absgrad", f'{refinements}, init="random", random_points=200, prune_scale3d=100.0, **as_absgrad'
+        ).replace("0.02", "0.0001"),
+        names,
+    )
+    assert 200 < len(names["splatcli"].Model.load(folder / "faint")) <= 230
 
     gaussians, camera = names["model"].gaussians, names["scene"].cameras[0]
     names |= {

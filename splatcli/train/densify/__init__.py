@@ -24,13 +24,17 @@ __all__ = [
     "McmcStrategy",
     "Refinement",
     "Strategy",
+    "StrategyFactory",
     "apply_refinement",
     "check_strategy",
     "make_strategy",
 ]
 
-#: ``strategy.name`` -> what makes the strategy from a run's settings and the scene's extent in world units.
-STRATEGIES: dict[str, Callable[[Config, float], Strategy]] = {
+#: Makes a strategy of a run's settings and the scene's extent in world units.
+StrategyFactory = Callable[[Config, float], Strategy]
+
+#: ``strategy.name`` -> what makes the strategy.
+STRATEGIES: dict[str, StrategyFactory] = {
     "absgrad": AdcStrategy.of,
     "adc": AdcStrategy.of,
     "mcmc": McmcStrategy.of,
