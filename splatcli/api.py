@@ -707,7 +707,10 @@ class Trainer:
         if self._from is not None:
             return RunDir.open(self.output)
         if self._named:
-            return RunDir.create(self.output, overwrite=self._overwrite)
+            folder = RunDir.create(self.output, overwrite=self._overwrite)
+            if folder.moved_aside is not None:
+                _log.info("the run that was in %s is now %s", folder.path, folder.moved_aside)
+            return folder
         places = itertools.chain([self.output], iter(lambda: free_folder(self.scene.root).absolute(), None))
         folder = RunDir.create_free(lambda: next(places))
         self.output = folder.path

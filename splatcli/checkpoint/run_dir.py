@@ -202,13 +202,17 @@ _MOVED_ASIDE = re.compile(r".+\.old-\d+")
 
 
 class RunDir:
-    """An open run folder; holds the lock until ``close`` or the end of the ``with`` block."""
+    """An open run folder; holds the lock until ``close`` or the end of the ``with`` block.
+
+    moved_aside: the new place of a run that was there before; None where none was.
+    """
 
     def __init__(self, path: Path, lock: int, undo: Undo | None = None) -> None:
         """For create() and open() only. lock: descriptor of the locked lock file. undo: what create() changed."""
         self.path = path
         self._lock: int | None = lock
         self._undo = undo
+        self.moved_aside = None if undo is None else undo.moved_aside
 
     @classmethod
     def create(cls, path: Path, *, overwrite: bool = False) -> RunDir:

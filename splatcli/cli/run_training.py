@@ -176,6 +176,8 @@ def start_training(
             return 0
         requests.listen_for_stops()
         with _open_run_dir(group, lambda: _new_run_dir(named, run.output, overwrite=run.overwrite)) as run_dir:
+            if run_dir.moved_aside is not None:
+                out.note(f"note: the run that was in {run_dir.path} is now {run_dir.moved_aside}")
             run_dir.write_report(REQUEST, run.request)
             with _slow_section(group, "building the model"):
                 trainer = Trainer.start(

@@ -49,7 +49,7 @@ class TrainArguments:
         typer.Option("-o", "--output", metavar="DIR", help="Run folder.  [default: output/NAME, numbered]"),
     ] = None
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Move a run that is already in DIR aside instead of refusing.")
+        bool, typer.Option("--overwrite", help="Move a run that is in DIR aside, to DIR.old-1, instead of refusing.")
     ] = False
     preset: Annotated[
         str, typer.Option("--preset", metavar="NAME", help="fast, default or quality: settings that go together.")

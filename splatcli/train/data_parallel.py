@@ -189,6 +189,7 @@ class ReadOnlyRunDir(RunDir):
         self.path = path
         self._lock = None
         self._undo = None
+        self.moved_aside = None
 
     def write_config(self, config: object) -> None:
         return None

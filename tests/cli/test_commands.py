@@ -133,9 +133,14 @@ class TestTrain:
 
     def test_overwrite_moves_aside(self, splat: Splat, tiny_scene: Path, finished_run: Path, tmp_path: Path) -> None:
         run = shutil.copytree(finished_run, tmp_path / "run")
-        done = splat("train", tiny_scene, "-o", run, "-n", 1, "--overwrite", "-q", *QUICK)
-        assert done.lines == [str(run / "ckpts" / "ckpt_000001.pt")]
-        assert len(list(tmp_path.glob("run.old*/ckpts/ckpt_000040.pt"))) == 1
+        for number, step in ((1, 40), (2, 1)):
+            done = splat("train", tiny_scene, "-o", run, "-n", 1, "--overwrite", *QUICK)
+            assert done.lines == [str(run / "ckpts" / "ckpt_000001.pt")], done.err
+            aside = tmp_path / f"run.old-{number}"
+            assert (aside / f"ckpts/ckpt_{step:06d}.pt").is_file()
+            assert f"the run that was in {run} is now {aside}" in done.err
+        new = splat("train", tiny_scene, "-o", tmp_path / "new", "-n", 1, "--overwrite", *QUICK)
+        assert (new.code, "is now" in new.err) == (0, False)
 
     def test_overwrite_never_carries_off_the_scene(self, splat: Splat, tmp_path: Path) -> None:
         scene = write_scene(tmp_path / "all" / "scene")
