@@ -51,7 +51,7 @@ from splatcli.scene.decode import Rgb
 from splatcli.scene.georeference import place_text
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene as EngineScene
-from splatcli.train.backgrounds import evaluation_background, parse_background, training_image_background
+from splatcli.train.backgrounds import evaluation_colour, parse_background, training_image_background
 from splatcli.train.changed_settings import changed_config
 from splatcli.train.densify import STRATEGIES, Strategy, StrategyFactory, check_strategy
 from splatcli.train.events import Alarmed, Evaluated, Event, Refined, RolledBack, SaveFailed, Started, Stepped, Stopped
@@ -610,9 +610,8 @@ class Trainer:
         if self._trainer is None:
             raise UsageError("there are no Gaussians before run()", where="Trainer.model")
         state = self._state_of(self._trainer)
-        black_or_white = parse_background(evaluation_background(state.config))
         settings = RenderSettings(
-            black_or_white,
+            evaluation_colour(state.config),
             state.config.train.antialiased,
             state.per_view_params.recolour_unseen if state.config.views.ppisp else None,
         )

@@ -210,13 +210,13 @@ def _measure(
     from splatcli.render.scoring import means
     from splatcli.render.selection import select_views
     from splatcli.scene.borders import border_note
-    from splatcli.train.backgrounds import evaluation_background, parse_background
+    from splatcli.train.backgrounds import evaluation_background, evaluation_colour
     from splatcli.train.evaluate import protocol, unlike_note
 
     checkpoint = model.checkpoint
     settings = model.render_settings()
     if checkpoint is None:
-        settings = replace(settings, background=parse_background(evaluation_background(config)))
+        settings = replace(settings, background=evaluation_colour(config))
     owner = scene if checkpoint is None else checkpoint
     scores, fitted, indices, figures = [], [], [], []
     refined = scene.cameras if checkpoint is None else checkpoint.refined_cameras()

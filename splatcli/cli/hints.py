@@ -101,7 +101,7 @@ _FLAGS: dict[str, dict[str, str]] = {
         "--pose-opt-lr --camera-optimizer": "--pose-opt, and --set views.pose_lr=X",
         "--app-opt --appearance --load-exposure": "--exposure, --bilateral-grid or --ppisp",
         "--camera-model --with-ut": "--projection fisheye; lenses are those of the scene",
-        "--bg-color --background --bg --background-color": "--white-background or --random-background",
+        "--bg-color --background --bg --background-color": "--random-background, or --set train.background=COLOUR",
         "--scale --downscale --width --image-downscale --image-scale": "-r F",
         "--experiment-name --name --exp-name --project-name": "-o DIR",
         "--gpu --cuda --gpu-id": "--device cuda:0, or --ranks N",

@@ -12,6 +12,7 @@ run begins; a later change, such as that of --max-time or of a recovery, is anot
 from __future__ import annotations
 
 import contextlib
+import difflib
 import math
 import re
 from typing import Annotated, Literal, cast
@@ -48,6 +49,56 @@ def parse_blocks(text: str) -> tuple[int, int]:
 def _block_grid(value: object) -> object:
     """Return ``AxB`` in its plain form. Raises as parse_blocks()."""
     return "x".join(map(str, parse_blocks(value))) if isinstance(value, str) else value
+
+
+#: Hexadecimal digits of a colour, two or one for each of R, G, B; of six the sign, which begins a shell's comment, may
+#: lack.
+_HEX = re.compile(r"#?[0-9a-f]{6}|#[0-9a-f]{3}")
+
+
+def parse_colour(text: str) -> tuple[float, float, float]:
+    """Return R, G, B in 0..1 of one of CSS' colour names, ``#rrggbb``, ``#rgb`` or ``r,g,b``. Raises ValueError."""
+    from PIL import ImageColor
+
+    word = text.strip().lower()
+    if word in ImageColor.colormap:
+        r, g, b = (value / 255 for value in ImageColor.getrgb(word)[:3])
+        return r, g, b
+    if _HEX.fullmatch(word):
+        digits = word.removeprefix("#")
+        size = len(digits) // 3
+        r, g, b = (int(digits[i : i + size] * (2 // size), 16) / 255 for i in range(0, 3 * size, size))
+        return r, g, b
+    try:
+        values = [float(part) for part in word.split(",")]
+    except ValueError:
+        values = []
+    if len(values) == 3 and all(0.0 <= value <= 1.0 for value in values):
+        return values[0], values[1], values[2]
+    forms = "black, white or another name of CSS, #rrggbb, or r,g,b from 0 to 1"
+    if len(values) == 3 and all(value in range(256) for value in values):
+        r, g, b = map(int, values)
+        raise ValueError(f"levels of 0 to 255 are #{r:02x}{g:02x}{b:02x}; {forms}")
+    near = difflib.get_close_matches(word, ImageColor.colormap, n=1)
+    raise ValueError(f"did you mean {near[0]}? {forms}" if near else forms)
+
+
+def _background(value: object) -> object:
+    """Return black, white or random as they are, and another colour as ``#rrggbb``. Raises as parse_colour()."""
+    if isinstance(value, list | tuple):  # of Python, and of TOML
+        value = ",".join(map(str, value))
+    if isinstance(value, int) and not isinstance(value, bool):  # 808080, which TOML takes for a number
+        value = str(value)
+    if not isinstance(value, str):
+        return value
+    if (word := value.strip().lower()) in ("black", "white", "random"):
+        return word
+    try:
+        r, g, b = (math.floor(255 * part + 0.5) for part in parse_colour(value))
+    except ValueError as error:
+        raise ValueError(f"is no colour: {error}; or random") from None
+    found = f"#{r:02x}{g:02x}{b:02x}"
+    return {"#000000": "black", "#ffffff": "white"}.get(found, found)
 
 
 #: Camera models that images of distorted lenses are trained as, see ``data.projection``.
@@ -512,10 +563,15 @@ class TrainConfig(Section):
         0.2, ge=0, le=1, description="The loss is (1 - `ssim_lambda`) L1 + `ssim_lambda` (1 - SSIM)."
     )
     background: Annotated[
-        Literal["black", "white", "random"],
+        str,
+        BeforeValidator(_background),
         Flag("--white-background", value="white", help="Train and render over white."),
         Flag("--random-background", value="random", help="Train over a new colour in each step."),
-    ] = Field("black", description="Background: black, white, or random, which is a new colour in each step.")
+    ] = Field(
+        "black",
+        description="Background: random, which is a new colour in each step, or a colour: black, white or another name "
+        "of CSS, #rrggbb, or r,g,b from 0 to 1.",
+    )
     antialiased: Annotated[bool, Flag("--antialiased")] = Field(
         False, description="Preserve the brightness of Gaussians smaller than a pixel (Mip-Splatting's 2D filter)."
     )

@@ -38,7 +38,7 @@ _UNUSED: tuple[tuple[str, Callable[[object], bool], tuple[str, ...]], ...] = (
     ),
     ("model.sh_degree", _is_one_of(0), ("optim.shN_lr", "schedule.sh_degree_start", "schedule.sh_degree_interval")),
     ("schedule.num_downscales", _is_one_of(0), ("schedule.resolution_schedule",)),
-    ("train.background", _is_one_of("white", "random"), ("train.alpha_lambda",)),
+    ("train.background", lambda value: value != "black", ("train.alpha_lambda",)),
     ("views.pose_opt", _is_one_of(True), ("train.max_view_error",)),
     ("data.blocks", lambda value: value is not None, ("train.max_view_error",)),
     (

@@ -45,7 +45,7 @@ from splatcli.rasterizer.rendering import Render, ViewRender, render
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import ImageStore
 from splatcli.scene.scene import Scene
-from splatcli.train.backgrounds import BACKGROUNDS, evaluation_background, image_background
+from splatcli.train.backgrounds import evaluation_colour, image_background
 from splatcli.train.evaluate import FITTED_DB, UNLIKE_DB
 from splatcli.train.image_metrics import color_corrected, psnr
 from splatcli.train.run_scene import run_scene
@@ -120,7 +120,7 @@ class Photos:
         if missing is not None:
             raise SceneError(f"the scene has no image {missing}", where=scene.root, remedy="name its scene: --data DIR")
 
-        background = BACKGROUNDS[evaluation_background(config)]
+        background = evaluation_colour(config)
         coloured = any(not name.startswith("pose") for name in checkpoint.views)
         return cls(partial(_loaded, scene.images, index), background, config.train.antialiased, coloured)
 

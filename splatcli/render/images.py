@@ -30,7 +30,7 @@ from splatcli.rasterizer.rendering import Render, chunk_bounds
 from splatcli.render.colour_maps import ByteImage, Floats, by_rows, depth_image, to_bytes
 from splatcli.rotation import rotation_matrices
 from splatcli.scene.camera import Camera
-from splatcli.train.backgrounds import BACKGROUNDS, evaluation_background
+from splatcli.train.backgrounds import evaluation_colour
 from splatcli.train.per_view_params import PerViewParams
 
 #: Kinds of image: of the model alone, and compared with the view's image.
@@ -202,7 +202,7 @@ class RenderSettings:
         """Return the settings with which the run of this checkpoint is evaluated; random backgrounds become black."""
         config = checkpoint.config
         recolour = PerViewParams.from_checkpoint(checkpoint).recolour_unseen if config.views.ppisp else None
-        background = BACKGROUNDS[evaluation_background(config)]
+        background = evaluation_colour(config)
         return cls(background, config.train.antialiased, recolour)
 
 

@@ -23,7 +23,7 @@ from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.sharded import ShardedEngine
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
-from splatcli.train.backgrounds import BACKGROUNDS, evaluation_background
+from splatcli.train.backgrounds import evaluation_background, evaluation_colour
 from splatcli.train.events import Alarmed, Evaluated, Probed, ViewScore
 from splatcli.train.image_metrics import psnr, quantised, ssim
 from splatcli.train.outlier_views import MIN_DETAIL, ViewError, compared_divisor, view_error
@@ -343,7 +343,7 @@ def make_scorer(scene: Scene, renderer: Renderer, engine: object) -> Scorer:
 
 def _render_settings(state: TrainState) -> _RenderSettings:
     config = state.config
-    colour = BACKGROUNDS[evaluation_background(config)]
+    colour = evaluation_colour(config)
     background = torch.tensor(colour, dtype=torch.float32, device=state.gaussians.device)
     return {"background": background, "antialiased": config.train.antialiased}
 

@@ -20,7 +20,7 @@ from splatcli.rasterizer.train_step import apply_view_grads, engine_for
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
-from splatcli.train.backgrounds import BACKGROUNDS
+from splatcli.train.backgrounds import parse_background
 from splatcli.train.densify import Strategy
 from splatcli.train.dropout import dropout_filter, dropout_rate, dropped
 from splatcli.train.events import Stepped
@@ -226,7 +226,7 @@ def training_background(state: TrainState) -> Tensor:
 @functools.cache
 def _named_background(name: str, device: torch.device) -> Tensor:
     """Return the colour [3] of that name on ``device``, where it is copied once."""
-    return to_device(torch.tensor(BACKGROUNDS[name], dtype=torch.float32), device)
+    return to_device(torch.tensor(parse_background(name), dtype=torch.float32), device)
 
 
 def scene_camera(state: TrainState, scene: Scene, step: int, row: int) -> Camera:

@@ -532,3 +532,32 @@ class TestInfo:
     def test_lines_for_people(self, splat: Splat, finished_run: Path) -> None:
         done = splat("info", finished_run)
         assert any(line.split() == ["step", "40"] for line in done.lines)
+
+
+def test_a_run_is_trained_shown_and_scored_over_its_colour(tmp_path: Path, splat: Splat) -> None:
+    """Images that are transparent outside a circle train as opaque ones with that colour there, to the same bits."""
+    scene, opaque, run = write_scene(tmp_path / "scene"), write_scene(tmp_path / "opaque"), tmp_path / "run"
+    y, x = np.mgrid[:HEIGHT, :WIDTH]
+    outside = np.hypot(x - WIDTH / 2, y - HEIGHT / 2) >= 12
+    for path in (scene / "images").iterdir():
+        rgb = imageio.imread(path)
+        imageio.imwrite(path, np.dstack([rgb, np.where(outside, 0, 255).astype(np.uint8)]))
+        rgb[outside] = (0, 128, 128)
+        imageio.imwrite(opaque / "images" / path.name, rgb)
+    settings = ("-n", 30, *QUICK, "--json", "--set")
+    words = ("train", scene, "-o", run, *settings, "train.background=teal")
+    assert splat(*words, "--stop-at", 20).code == 0
+    done = splat(*words[:-1], "train.background=#008080")
+    assert done.code == 0, done.err
+    assert splat("train", opaque, "-o", tmp_path / "other", *settings, "train.background=[0, 0.5, 0.5]").code == 0
+    assert_equal_state(run / "ckpts" / "ckpt_000030.pt", tmp_path / "other" / "ckpts" / "ckpt_000030.pt")
+    (score,) = splat("eval", run, "--json").objects
+    assert score["protocol"]["background"] == "#008080"
+    assert score["psnr"] == pytest.approx(done.objects[-1]["psnr"])
+    shown = {}
+    for name, more in (("own", ()), ("teal", ("--background", "teal")), ("black", ("--background", "black"))):
+        rendered = splat("render", run, "--views", "test", "-o", tmp_path / name, *more)
+        shown[name] = Path(rendered.lines[0]).read_bytes()
+    assert shown["own"] == shown["teal"] != shown["black"]
+    refused = splat("train", scene, "-o", tmp_path / "refused", "--set", "train.background=gren")
+    assert (refused.code, "did you mean green?" in refused.err) == (2, True), refused.err

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from splatcli.config import build_config
 from splatcli.errors import UsageError
 from splatcli.train.backgrounds import parse_background
 
@@ -47,3 +50,32 @@ def test_what_is_no_colour_is_answered_with_the_forms(text: str, hint: str) -> N
         parse_background(text)
     assert caught.value.remedy is not None
     assert hint in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        ("black", "black"),
+        ("#fff", "white"),
+        ("random", "random"),
+        ("Random", "random"),
+        ("Teal", "#008080"),
+        ((0.0, 0.5, 1), "#0080ff"),
+        ([1, 1, 1], "white"),
+        (808080, "#808080"),
+    ],
+)
+def test_a_run_stores_one_form_of_each_colour(given: Any, stored: str) -> None:
+    """So that the same command with another form continues the run."""
+    assert build_config({"train.background": given}).train.background == stored
+
+
+@pytest.mark.parametrize("given", ["", "grays", "255,0,0", (1, 2), True, 0.5])
+def test_a_run_refuses_what_is_no_colour(given: Any) -> None:
+    with pytest.raises(UsageError, match=r"train\.background"):
+        build_config({"train.background": given})
+
+
+def test_assignments_take_each_form() -> None:
+    for text in ("teal", "#008080", "008080", "0,0.502,0.502", "[0, 0.502, 0.502]"):
+        assert build_config(assignments=[f"train.background={text}"]).train.background == "#008080", text
