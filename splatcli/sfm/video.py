@@ -36,7 +36,8 @@ class Video:
 
     frames: how many it says it has, None where it does not say. seconds: its length, 0 where it does not say.
     colour: of its samples. size: width and height in pixels, as its frames are given. mirrored: whether left and right
-    of these are swapped. turns: quarter turns anticlockwise that make them upright after that.
+    of these are swapped. turns: quarter turns anticlockwise that make them upright after that. aspect: width of a pixel
+    over its height; 1 with imageio-ffmpeg, whose filters know it.
     """
 
     path: Path
@@ -46,6 +47,7 @@ class Video:
     size: tuple[int, int]
     turns: int = 0
     mirrored: bool = False
+    aspect: float = 1.0
 
 
 def read_video(path: Path) -> Video:
@@ -54,8 +56,8 @@ def read_video(path: Path) -> Video:
         meta = imageio.immeta(path, plugin=plugin, **_hint(plugin))
         length = _num_frames(meta), float(meta.get("duration") or 0)
         if plugin == "pyav":
-            colour, size, matrix = _described_by_av(path)
-            return Video(path, *length, colour, size, *orientation_of_matrix(matrix))
+            colour, size, matrix, aspect = _described_by_av(path)
+            return Video(path, *length, colour, size, *orientation_of_matrix(matrix), aspect)
         width, height = meta.get("size") or (0, 0)
         return Video(path, *length, colour_of(str(meta.get("pix_fmt", ""))), (int(width), int(height)))
 
@@ -142,10 +144,25 @@ def _opened(video: Path) -> Iterator[str]:
     except (OSError, ValueError, RuntimeError, IndexError, KeyError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise SceneError(
-            f"cannot be read as a video: {reason}", where=video, remedy="try it in a player; copy it again"
-        ) from None
+        reason, remedy = _reason(str(error).strip() or type(error).__name__, video)
+        raise SceneError(f"cannot be read as a video: {reason}", where=video, remedy=remedy) from None
+
+
+def _reason(error: str, video: Path) -> tuple[str, str]:
+    """Return why a video cannot be read, and the remedy, from the words of imageio with ffmpeg's log."""
+    if video.stat().st_size == 0:
+        return "it is empty", "copy it again from the camera"
+    if "misdetection possible" in error:
+        return "its content is something else", "try it in a player; copy it again"
+    if "moov atom not found" in error:
+        return (
+            "its end is missing, as where copying or recording was cut off",
+            "copy it again from the camera; programs that mend such recordings need another video of the same camera",
+        )
+    if "does not contain any stream" in error or "matches no streams" in error:
+        return "it has no picture, only sound or other data", "name another file"
+    last = [line.partition("Error opening input: ")[2] for line in error.splitlines()]
+    return next(filter(None, last), error.splitlines()[0]), "try it in a player; copy it again"
 
 
 def _hint(plugin: str) -> dict[str, Any]:
@@ -153,6 +170,9 @@ def _hint(plugin: str) -> dict[str, Any]:
     return {"extension": ".mp4"} if plugin == "FFMPEG" else {}
 
 
+#: Filters of ffmpeg: frames that are marked as interlaced get whole lines; pixels that are not square become so.
+_DEINTERLACE = "bwdif", "mode=send_frame:deint=interlaced"
+_SQUARE = "w='if(eq({0},1),iw,round(iw*{0}/2)*2)':h=ih"
 #: A filter of ffmpeg that gives each decoded frame once, whatever its time.
 _EACH_ONCE = "setpts=N/FRAME_RATE/TB"
 #: Frames up to which ffmpeg selects those that are written: more make an option too long.
@@ -171,9 +191,12 @@ def _judged(
     share = _JUDGED_AT / max(width, height, 1)
     size = (max(2, round(width * share)), max(2, round(height * share))) if share < 1 else None
     if plugin == "FFMPEG":
-        kind |= {"output_params": ["-vf", _EACH_ONCE]} | ({"size": size} if size else {})
-    elif plugin == "pyav" and size:
-        kind |= {"filter_sequence": [("scale", f"{size[0]}:{size[1]}")]}
+        kind |= {"output_params": ["-vf", ",".join(["=".join(_DEINTERLACE), _EACH_ONCE])]} | (
+            {"size": size} if size else {}
+        )
+    elif plugin == "pyav":
+        scale = [("scale", f"{size[0]}:{size[1]}")] if size else []
+        kind |= {"filter_sequence": [_DEINTERLACE, *scale]}
     frames: Any = imageio.imiter(video.path, plugin=plugin, **kind)
     with closing(frames):
         for index, frame in enumerate(frames):
@@ -185,19 +208,23 @@ def _chosen(video: Video, plugin: str, indices: Sequence[int]) -> Generator[tupl
     """Give frames [H, W, 3] of a video, of 16 bits where they are to be converted to sRGB. indices: ascending."""
     kind = _hint(plugin)
     matrix = video.colour.assumed_matrix(*video.size)
-    scale = f"in_color_matrix={matrix}"
+    scale = _SQUARE.format("sar" if plugin == "FFMPEG" else video.aspect) + (
+        f":in_color_matrix={matrix}" if matrix else ""
+    )
     numbers: Iterator[int] = counting()
     if plugin == "FFMPEG":
-        chain = [f"scale={scale}"] if matrix else []
+        chain = [f"scale={scale}"]
         limit = []
         if len(indices) <= _MOST_SELECTED:
-            select = _any_of([f"eq(n,{index})" for index in indices])
-            chain, numbers, limit = [f"select='{select}'", *chain], iter(indices), ["-frames:v", str(len(indices))]
-        kind |= {"output_params": ["-vf", ",".join([*chain, _EACH_ONCE]), *limit]}
+            # imageio-ffmpeg waits ten seconds for the first frame, and a selected one may lie minutes away.
+            given = sorted({0, *indices})
+            select = _any_of([f"eq(n,{index})" for index in given])
+            chain, numbers, limit = [f"select='{select}'", *chain], iter(given), ["-frames:v", str(len(given))]
+        kind |= {"output_params": ["-vf", ",".join(["=".join(_DEINTERLACE), *chain, _EACH_ONCE]), *limit]}
         kind |= {"dtype": "uint16"} if video.colour.converts else {}
     elif plugin == "pyav":
         kind |= {"format": "rgb48le"} if video.colour.converts else {}
-        kind |= {"filter_sequence": [("scale", scale)]} if matrix else {}
+        kind |= {"filter_sequence": [_DEINTERLACE, ("scale", scale)]}
     wanted = set(indices)
     frames: Any = imageio.imiter(video.path, plugin=plugin, **kind)
     with closing(frames):
@@ -237,8 +264,8 @@ def orientation_of_matrix(matrix: Sequence[int]) -> tuple[int, bool]:
     return round(math.atan2(-b, a) / (math.pi / 2)) % 4, mirrored
 
 
-def _described_by_av(path: Path) -> tuple[Colour, tuple[int, int], Sequence[int]]:
-    """Return the colours and the size of a video, and its display matrix, empty where it has none."""
+def _described_by_av(path: Path) -> tuple[Colour, tuple[int, int], Sequence[int], float]:
+    """Return the colours, the size, the display matrix, empty where it has none, and the pixel aspect of a video."""
     import av  # type: ignore[import-not-found]
 
     with av.open(str(path)) as container:
@@ -248,7 +275,8 @@ def _described_by_av(path: Path) -> tuple[Colour, tuple[int, int], Sequence[int]
         beside = next((list(frame.side_data) for frame in container.decode(video=0)), [])
         matrices = [bytes(data) for data in beside if data.type.name == "DISPLAYMATRIX"]
         matrix = np.frombuffer(matrices[0], np.int32).tolist() if matrices else []
-        return colour, (codec.width, codec.height), matrix
+        aspect = float(container.streams.video[0].sample_aspect_ratio or 1)
+        return colour, (codec.width, codec.height), matrix, aspect if aspect > 0 else 1.0
 
 
 def _write(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -325,6 +327,43 @@ def test_as_many_frames_as_are_asked_for_are_written(tmp_path: Path) -> None:
 
 
 @pipes_stay_open
+def test_a_first_frame_that_comes_late_is_waited_for(tmp_path: Path, monkeypatch) -> None:
+    """The camera stands at first, and long videos are decoded slowly: imageio-ffmpeg waits for ten seconds only."""
+    reader = pytest.importorskip("imageio_ffmpeg", reason="pip install 'splatcli[video]'")
+    levels = np.stack([corner.image(0).astype(np.uint16) * 128] * 40)
+    levels[38] *= 2  # the sharpest
+    clip = read_video(ffmpeg_writes(tmp_path / "a.mkv", levels, "-pix_fmt", "yuv420p"))
+    slow = tmp_path / "ffmpeg"
+    real = reader.get_ffmpeg_exe()
+    slow.write_text(f'#!/bin/sh\ncase "$*" in *select=*) exec "{real}" -readrate 1 "$@";; esac\nexec "{real}" "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(slow))
+    # Five seconds of its time are one of ours.
+    monkeypatch.setattr(reader._io, "time", SimpleNamespace(time=lambda: 5 * time.time(), sleep=time.sleep))
+    names = write_frames({"": (clip, 1)}, tmp_path / "out", lambda *_: None)
+    assert names == [path.name for path in (tmp_path / "out").iterdir()] == ["frame_000038.png"]
+
+
+@pipes_stay_open
+@pytest.mark.parametrize("package", ["imageio_ffmpeg", "av"])
+def test_interlaced_frames_and_pixels_that_are_not_square_are_mended(package: str, tmp_path: Path, monkeypatch) -> None:
+    """As of camcorders: a moving bar has no comb, and a circle is round."""
+    pytest.importorskip(package, reason=f"pip install {package}")
+    monkeypatch.setattr(video, "_PLUGINS", {package: video._PLUGINS[package]})
+    column = np.arange(128)
+    frames = np.zeros((40, 96, 128, 3), np.uint16)
+    for index, frame in enumerate(frames):
+        frame[:, abs(column - 20 - 2 * index) < 6] = 60000
+    options = ["-vf", "tinterlace=interleave_top,setfield=tff,setsar=4/3", "-pix_fmt", "yuv420p"]
+    clip = read_video(ffmpeg_writes(tmp_path / "a.mkv", frames, *options))
+    names = write_frames({"": (clip, 10)}, tmp_path / "out", lambda *_: None)
+    for name in names[1:-1]:
+        levels = np.asarray(Image.open(tmp_path / "out" / name).convert("L")).astype(float)
+        assert levels.shape == (96, 170)
+        assert np.abs(np.diff(levels[8:-8], axis=0)).max() < 40
+
+
+@pipes_stay_open
 def test_every_ending_of_a_video_is_read(tmp_path: Path) -> None:
     film = ffmpeg_writes(tmp_path / "a.mkv", np.full((4, 32, 32, 3), 9000, np.uint16), "-pix_fmt", "yuv420p")
     for suffix in (*VIDEO_SUFFIXES, ".MTS"):
@@ -347,3 +386,28 @@ def test_videos_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch, capfd
     said = capfd.readouterr()
     assert "none of the 2 videos can be read; the first, a.mp4, cannot be read as a video" in said.err
     assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("empty", "it is empty"),
+        ("cut", "its end is missing"),
+        ("sound", "it has no picture"),
+        ("text", "its content is something else"),
+    ],
+)
+def test_why_a_video_cannot_be_read_is_said(kind: str, reason: str, tmp_path: Path, monkeypatch, capfd) -> None:
+    reader = pytest.importorskip("imageio_ffmpeg", reason="pip install 'splatcli[video]'")
+    monkeypatch.chdir(tmp_path)
+    sources = {"cut": "testsrc2=s=64x64:d=2", "sound": "sine=d=1"}
+    if kind in sources:
+        words = [reader.get_ffmpeg_exe(), "-v", "error", "-f", "lavfi", "-i", sources[kind], "walk.mp4"]
+        subprocess.run(words, check=True)
+    whole = Path("walk.mp4").read_bytes() if kind in sources else b"no video" * (kind == "text")
+    Path("walk.mp4").write_bytes(whole[: len(whole) // 2] if kind == "cut" else whole)
+    assert run(["sfm", "walk.mp4"]) == 3
+    said = capfd.readouterr()
+    assert f"cannot be read as a video: {reason}" in said.err
+    assert f"where: {tmp_path / 'walk.mp4'}\n  help: " in said.err
+    assert not list(tmp_path.glob("output/*"))
