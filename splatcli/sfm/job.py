@@ -62,7 +62,14 @@ from splatcli.sfm.options import (
 from splatcli.sfm.panorama import are_panoramas, face_camera, is_panorama, write_faces, write_masks
 from splatcli.sfm.report import model_facts, versions
 from splatcli.sfm.second_motion import second_motion
-from splatcli.sfm.static_masks import find_borders, write_static_masks
+from splatcli.sfm.static_masks import (
+    Overlays,
+    find_borders,
+    find_overlays,
+    outside,
+    points_of,
+    write_static_masks,
+)
 from splatcli.sfm.stationary import Places, boxes_of, drop_stationary, find_stationary
 from splatcli.sfm.triangulate import hold_lenses, pairs_by_pose, triangulate
 from splatcli.sfm.upright import write_upright, write_upright_mask
@@ -91,6 +98,19 @@ class Mapped:
     def name_of(self, number: int) -> str:
         """Return the name of the image that has a number in the database."""
         return next(item.image.name for item in self.stored if item.number == number)
+
+
+@dataclass(frozen=True, slots=True)
+class Still:
+    """Parts of the images of a size that stay at one place while the camera moves.
+
+    regions: places of features behind or beside the scene. overlays: what is drawn on the images. dropped: places
+    around which features are dropped, those of both.
+    """
+
+    regions: Places
+    overlays: Overlays
+    dropped: Places
 
 
 class Job:
@@ -133,13 +153,15 @@ class Job:
         self._leave_out(bad)
         self._check_count([item.image.name for item in stored])
         keys = keys_of(stored, images)
-        places, stationary = self._find_stationary(database, stored)
-        stored = drop_stationary(database, stored, keys, places, self.options.max_image_size)
+        still, still_facts = self._find_still(database, stored)
+        stored = drop_stationary(database, stored, keys, still.dropped, self.options.max_image_size)
         how, pairs = self._choose_pairs(stored)
         if self.options.cameras is not None:
             hold_lenses(database, stored, self.options.cameras)
         verified = self._match("matching", database, keys, pairs)
-        mapped, added, retried = self._models(Mapped(database, stored, keys, pairs, verified, []), images, places)
+        mapped, added, retried = self._models(
+            Mapped(database, stored, keys, pairs, verified, []), images, still.dropped
+        )
         stored = self._keep_used(mapped.stored, images, mapped.models)
         names = sorted(item.image.name for item in stored)
         if added is not None:
@@ -159,8 +181,8 @@ class Job:
         second = 0.0 if held else second_motion(mapped.database, models[0], self.options.seed)
         aligned = self._finish(models, stored)
         masks, made = sum(image.mask is not None for image in images), 0
-        if (places or self.borders) and not masks and not self.panoramas and self.footage.static_masks:
-            made = self._write_static_masks([item.image for item in stored], places)
+        if (still.dropped or self.borders) and self._makes_masks(images):
+            made = self._write_static_masks([item.image for item in stored], still)
         return {
             **model_facts(models[0], names),
             "lenses": lenses,
@@ -177,7 +199,7 @@ class Job:
             "added_frames": added,
             "retried": retried,
             "unreadable": self.unreadable,
-            "stationary": stationary,
+            **still_facts,
             "borders": self._border_facts(stored),
             "panoramas": self.panoramas,
             "mirrored": self.mirrored,
@@ -339,30 +361,45 @@ class Job:
         seed, progress = self.options.seed, self._phase(phase)
         return match(database, keys, pairs, seed=seed, threads=self.threads, gpu=self.gpu, progress=progress)
 
-    def _find_stationary(self, database: Path, stored: list[Stored]) -> tuple[Places, list[dict[str, Any]]]:
-        """Return the places of features that do not move, and their facts; those that an earlier Job found."""
+    def _find_still(self, database: Path, stored: list[Stored]) -> tuple[Still, dict[str, list[dict[str, Any]]]]:
+        """Return what stays at one place of the images, and the facts of it.
+
+        Places of features that do not move are those that an earlier Job found, if one did.
+        """
         file = self.folder / "work" / STATIONARY
         try:
-            facts: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+            found = json.loads(file.read_text(encoding="utf-8"))
+            places = {(fact["width"], fact["height"]): np.array(fact["places"], np.float32) for fact in found}
         except (OSError, ValueError):
-            found = find_stationary(database, stored, self.options.max_image_size)
-            facts = [
-                {
-                    "width": size[0],
-                    "height": size[1],
-                    "images": sum((item.image.width, item.image.height) == size for item in stored),
-                    "boxes": boxes_of(places, size),
-                    "places": places.round(2).tolist(),
-                }
-                for size, places in found.items()
+            places = find_stationary(database, stored, self.options.max_image_size)
+            found = [{"width": size[0], "height": size[1], "places": at.tolist()} for size, at in places.items()]
+            file.write_text(json.dumps(found), encoding="utf-8")
+        images = [item.image for item in stored]
+        overlays = find_overlays(images, places, self.threads) if self._makes_masks(images) else {}
+        points = {size: points_of(overlay, size) for size, overlay in overlays.items()}
+        still = outside(places, overlays)
+        count = Counter((image.width, image.height) for image in images)
+
+        def facts(regions: Places) -> list[dict[str, Any]]:
+            return [
+                {"width": size[0], "height": size[1], "images": count[size], "boxes": boxes_of(at, size)}
+                for size, at in regions.items()
             ]
-            file.write_text(json.dumps(facts), encoding="utf-8")
-        known = {(fact["width"], fact["height"]): np.array(fact["places"], np.float32) for fact in facts}
-        return known, [{**fact, "places": len(fact["places"])} for fact in facts]
+
+        stationary = [{**fact, "places": len(at)} for fact, at in zip(facts(still), still.values(), strict=True)]
+        dropped = {
+            size: np.concatenate([at for at in (places.get(size), points.get(size)) if at is not None])
+            for size in {**places, **points}
+        }
+        return Still(still, overlays, dropped), {"stationary": stationary, "overlays": facts(points)}
+
+    def _makes_masks(self, images: list[SfmImage]) -> bool:
+        """Return whether images get masks of what is not of the scene: none are given or refused."""
+        return self.footage.static_masks and not any(image.mask or image.panorama for image in images)
 
     def _without_borders(self, images: list[SfmImage]) -> list[SfmImage]:
         """Return the images with their black borders, unless masks are given or refused."""
-        if self.footage.static_masks and not any(image.mask or image.panorama for image in images):
+        if self._makes_masks(images):
             self.borders = find_borders(images, self.threads)
         return [replace(image, border=self.borders.get(image.name, image.border)) for image in images]
 
@@ -375,10 +412,11 @@ class Job:
             if any(border)
         ]
 
-    def _write_static_masks(self, images: list[SfmImage], places: Places) -> int:
+    def _write_static_masks(self, images: list[SfmImage], still: Still) -> int:
         """Write masks/ of borders and of what stands still in the images, which lie in images/ now; return how many."""
         there = [replace(image, path=self.folder / "images" / image.name) for image in images]
-        return write_static_masks(there, places, self.folder / "masks", self._phase("masks"), self.threads)
+        folder, phase = self.folder / "masks", self._phase("masks")
+        return write_static_masks(there, still.regions, folder, phase, self.threads, still.overlays)
 
     def _fill_gaps(
         self, first: Mapped, images: list[SfmImage], how: Matching, places: Places

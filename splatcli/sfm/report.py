@@ -97,6 +97,11 @@ def notes(facts: dict[str, Any]) -> list[str]:
             f"{fact['images']} images of {fact['width']}x{fact['height']} pixels have black borders "
             f"({listed_borders(fact['pixels'])} pixels): masks/ hides them from training"
         )
+    for fact in facts.get("overlays") or []:
+        found.append(
+            f"{fact['images']} images of {fact['width']}x{fact['height']} pixels show the same at {_places(fact)}, as "
+            "a date, a logo or a watermark: masks/ hides it from training"
+        )
     for number, (names, count) in enumerate(others, start=1):
         shared = f", with {count - len(names)} of a larger model" if count > len(names) else ""
         found.append(
@@ -183,11 +188,10 @@ def doubts(facts: dict[str, Any]) -> list[str]:
             f"{are} left out, {videos[0]}: images made of it are used (ffmpeg -i VIDEO -vf fps=2 clip_%06d.png)"
         )
     for fact in facts.get("stationary") or []:
-        places = "; ".join("x {} to {}, y {} to {}".format(*(box[i] for i in (0, 2, 1, 3))) for box in fact["boxes"])
         found.append(
             f"features do not move in the {fact['images']} images of {fact['width']}x{fact['height']} pixels, mostly "
-            f"at {places}, as in a watermark, on a part of the vehicle or behind a turntable: cameras are estimated "
-            "without them"
+            f"at {_places(fact)}, as in a watermark, on a part of the vehicle or behind a turntable: cameras are "
+            "estimated without them"
             + (
                 ", and masks/ hides such regions from training; look at some, splat train --masks none does without"
                 if facts.get("static_masks")
@@ -204,6 +208,11 @@ def doubts(facts: dict[str, Any]) -> list[str]:
             "own"
         )
     return found
+
+
+def _places(fact: dict[str, Any]) -> str:
+    """Return where something is in the images, in words."""
+    return "; ".join("x {} to {}, y {} to {}".format(*(box[i] for i in (0, 2, 1, 3))) for box in fact["boxes"])
 
 
 #: What masks are, by whether they were made here.

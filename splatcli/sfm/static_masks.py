@@ -1,18 +1,25 @@
-"""Masks of what is not of the scene: what stands still, as the background of a turntable, watermarks, parts of the
-vehicle; and black borders, such as letterbox bars.
+"""Masks of what is not of the scene: what stands still, as the background of a turntable or parts of the vehicle; what
+is drawn on all images, as a date or a logo; and borders, such as letterbox bars.
 
-Features that do not move (stationary.py) say that the images have such regions. In a pixel of one, the same colour
-comes back in many images: the colour that most of them share, within a tolerance, is that of the region, and an image
-that has it there shows the region, not the scene. Regions without any of these features, such as a sky that is white
-everywhere, are not hidden.
+Features that do not move (stationary.py) say that the images have regions that stand still. In a pixel of one, the same
+colour comes back in many images: the colour that most of them share, within a tolerance, is that of the region, and an
+image that has it there shows the region, not the scene. Regions without any of these features, such as a sky that is
+white everywhere, are not hidden.
+
+An overlay is in front of the scene in every image, so at its edges nearly all images have the same gradient, while the
+gradients of a scene that moves have a median near zero (Dekel et al. 2017, "On the Effectiveness of Visible
+Watermarks"). It is closed: its gradients point to all sides and cancel, where those of a horizon do not.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +30,7 @@ from splatcli.errors import SceneError
 from splatcli.scene.borders import black_borders, may_have_borders, sure_borders
 from splatcli.scene.decode import decode_rgb
 from splatcli.sfm.features import Border, SfmImage
-from splatcli.sfm.stationary import Places, Size
+from splatcli.sfm.stationary import FEWEST_PLACES, Places, Size
 
 #: Images that are compared, at most, and pixels of the longer side at which they are.
 _MOST, _SIDE = 24, 320
@@ -39,16 +46,186 @@ _FEWEST, _MIXED, _MIXED_SHARE = 8, 2, 0.003
 _ALIKE = 2
 _NONE: Border = (0, 0, 0, 0)
 
+#: Overlays: pixels of the longer side at which they are looked for, and rows that are compared at once.
+_OVERLAY_SIDE, _STRIP = 960, 64
+#: Images of a size in which overlays are looked for, at least. Eight that are near each other have as much in common.
+_FEWEST_OVERLAID = 12
+#: The length of the median gradient, in levels over two pixels and all channels, at an overlay's edge; share of the
+#: images whose gradient along it is at least half as long; neighbours that are an edge. Of nine real captures, no three
+#: such pixels are neighbours; of 12 images of them in a row, up to 220 are, along one edge.
+_GRADIENT, _AGREE, _NEIGHBOURS = 12.0, 0.8, 4
+#: Such pixels that an overlay has, at least, and what overlays have of those at the sides of the images; more elsewhere
+#: there are a camera that stands, or the background of a turntable.
+_EDGES, _MOST_EDGES = 60, 0.7
+#: The sum of its gradients over that of their lengths, at most: 0.15 in dates and logos, 0.9 along one edge.
+_CLOSED = 0.3
+#: Part of an image at its sides in which an overlay may lie that no feature shows; the part that one may fill, and a
+#: border of one colour at a side.
+_MARGIN, _LARGEST = 0.15, 0.2
+#: Parts of the longer side: the gap between letters, what is hidden around them, the height of a line of text.
+_GAP, _AROUND, _TEXT = 0.012, 0.005, 0.06
+#: What is hidden beside a line of text, in its heights and in parts of the longer side at most: the last digits of a
+#: time change.
+_BESIDE, _BESIDE_MOST = 1.5, 0.05
+#: A border of one colour: share of the pixels of a line that have it in as many images as agree, share of the line that
+#: ends it, and lines that mix it with the picture.
+_PLAIN, _END, _MIXES = 0.9, 0.5, 3
+#: Pixels between the points that stand for an overlay.
+_POINTS = 4
+
 Bools = NDArray[np.bool_]
+Overlays = Mapping[Size, Bools]
+
+
+def find_overlays(images: Sequence[SfmImage], places: Places, threads: int = 1) -> dict[Size, Bools]:
+    """Return where all images of a size show the same before the scene, [h, w], for each size that has such pixels.
+
+    That are dates, logos and watermarks, and borders of one colour. h, w: smaller than the size, of its shape.
+    places: of the features that do not move; an overlay with some of them may lie anywhere.
+    """
+    found = {}
+    with ThreadPoolExecutor(threads) as pool:
+        for size in {(image.width, image.height): None for image in images if image.panorama is None}:
+            alike = [image for image in images if (image.width, image.height) == size and image.panorama is None]
+            overlay = _overlay(alike, places.get(size), pool) if len(alike) >= _FEWEST_OVERLAID else None
+            if overlay is not None:
+                found[size] = overlay
+    return found
+
+
+def points_of(overlay: Bools, size: Size) -> NDArray[np.float32]:
+    """Return points [P, 2] in pixels of images of a size that lie all over an overlay."""
+    scale = np.array([size[0] / overlay.shape[1], size[1] / overlay.shape[0]])
+    thin = np.zeros_like(overlay)
+    thin[::_POINTS, ::_POINTS] = True
+    row, column = np.nonzero(overlay & thin)
+    return np.asarray((np.stack([column, row], axis=1) + 0.5) * scale, dtype=np.float32)
+
+
+def outside(places: Places, overlays: Overlays) -> dict[Size, NDArray[np.float32]]:
+    """Return the places that are not on overlays, for each size of which enough are left."""
+    found = {}
+    for size, at in places.items():
+        if size in overlays:
+            at = at[~overlays[size][_on_grid(at, size, overlays[size].shape)]]
+        if len(at) >= FEWEST_PLACES:
+            found[size] = at
+    return found
+
+
+def _on_grid(places: NDArray[np.float32], size: Size, shape: tuple[int, ...]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return rows and columns of places in a picture of ``shape`` that is reduced from ``size``."""
+    scale = np.array([shape[1] / size[0], shape[0] / size[1]])
+    column, row = np.minimum((places * scale).astype(np.int64), [shape[1] - 1, shape[0] - 1]).T
+    return row, column
+
+
+def _overlay(images: Sequence[SfmImage], places: NDArray[np.float32] | None, pool: Executor) -> Bools | None:
+    size = images[0].width, images[0].height
+    pixels = np.stack([*pool.map(partial(_at_most, _OVERLAY_SIDE), _evenly(images))])
+    height, width = pixels.shape[1:3]
+    longer = max(height, width)
+    starts = range(0, height, _STRIP)
+    parts = list(pool.map(lambda start: _agreed(pixels, start), starts))
+    gradient = np.concatenate([part[0] for part in parts])
+    edges = np.concatenate([part[1] for part in parts])
+    top, bottom, left, right = (
+        -(-count * longer // max(size)) for count in np.max([image.border for image in images], axis=0)
+    )
+    inside = np.zeros_like(edges)
+    inside[top : height - bottom, left : width - right] = True
+    edges &= inside
+    numbers, _ = ndimage.label(edges, np.ones((3, 3)))
+    edges &= np.bincount(numbers.ravel())[numbers] >= _NEIGHBOURS
+    gap, around = max(2, round(_GAP * longer)), max(2, round(_AROUND * longer))
+    joined = ndimage.binary_dilation(edges, np.ones((2 * gap + 1, 2 * gap + 1)))
+    numbers, _ = ndimage.label(joined)
+    votes = np.zeros(numbers.max() + 1, np.int64)
+    if places is not None and len(places):
+        votes = np.bincount(numbers[_on_grid(places, size, numbers.shape)], minlength=len(votes))
+    hidden = np.zeros_like(edges)
+    for number, box in enumerate(ndimage.find_objects(numbers), 1):
+        own = edges & (numbers == number)
+        rows, columns = np.nonzero(own)
+        lengths = np.hypot(*gradient[own].T).sum()
+        if len(rows) < _EDGES or np.hypot(*gradient[own].sum(axis=0)) > _CLOSED * lengths:
+            continue
+        y0, y1, x0, x1 = rows.min(), rows.max() + 1, columns.min(), columns.max() + 1
+        at_side = (
+            y1 <= _MARGIN * height
+            or y0 >= (1 - _MARGIN) * height
+            or x1 <= _MARGIN * width
+            or x0 >= (1 - _MARGIN) * width
+        )
+        if (not at_side and votes[number] < _PLACES) or (y1 - y0) * (x1 - x0) > _LARGEST * edges.size:
+            continue
+        if y1 - y0 <= _TEXT * longer:
+            beside = round(min(_BESIDE * (y1 - y0), _BESIDE_MOST * longer))
+            hidden[max(0, y0 - around) : y1 + around, max(0, x0 - beside) : x1 + beside] = True
+        else:
+            closed = ndimage.binary_closing(np.pad(own[box], gap), np.ones((2 * gap + 1, 2 * gap + 1)))
+            grown = ndimage.binary_dilation(ndimage.binary_fill_holes(closed), np.ones((3, 3)), around)
+            hidden[box] |= grown[gap:-gap, gap:-gap]
+    plain = np.concatenate([part[2] for part in parts]) | hidden
+    for lines, ends, to_hide, known in (
+        (plain, edges, hidden, top),
+        (plain[::-1], edges[::-1], hidden[::-1], bottom),
+        (plain.T, edges.T, hidden.T, left),
+        (plain.T[::-1], edges.T[::-1], hidden.T[::-1], right),
+    ):
+        to_hide[: 0 if known else _plain_border(lines, ends, around + _MIXES)] = True
+    # What is in the middle of all images of an orbit hardly moves: what is at the sides does.
+    tall, wide = round(_MARGIN * height), round(_MARGIN * width)
+    counted = hidden.copy()
+    counted[:tall] = counted[height - tall :] = counted[:, :wide] = counted[:, width - wide :] = True
+    return hidden if hidden.any() and edges[hidden].sum() >= _MOST_EDGES * edges[counted].sum() else None
+
+
+def _agreed(pixels: NDArray[np.uint8], start: int) -> tuple[NDArray[np.float32], Bools, Bools]:
+    """Return what rows from ``start`` of images [N, H, W, 3] have in common.
+
+    That are the median gradient over the images [h, W, 2], where nearly all images have it [h, W], and where nearly all
+    have the same colour [h, W].
+    """
+    rows = min(_STRIP, pixels.shape[1] - start)
+    above, below = min(start, 1), min(pixels.shape[1] - start - rows, 1)
+    part = pixels[:, start - above : start + rows + below].astype(np.float32)
+    gradient = np.zeros((*part.shape[:3], 2, 3), np.float32)
+    gradient[:, :, 1:-1, 0] = part[:, :, 2:] - part[:, :, :-2]
+    gradient[:, 1:-1, :, 1] = part[:, 2:] - part[:, :-2]
+    gradient = gradient[:, above : above + rows].reshape(len(part), rows, -1, 6)
+    part = part[:, above : above + rows]
+    median = np.median(gradient, axis=0)
+    squared = (median**2).sum(axis=-1)
+    along = ((gradient * median).sum(axis=-1) >= 0.5 * squared).mean(axis=0)
+    edges = (squared >= _GRADIENT**2) & (along >= _AGREE)
+    plain = (np.abs(part - np.median(part, axis=0)) < _OFF).all(axis=-1).mean(axis=0) >= _AGREE
+    return median.reshape(rows, -1, 2, 3).sum(axis=-1), edges, plain
+
+
+def _plain_border(plain: Bools, edges: Bools, slack: int) -> int:
+    """Return how many of the first lines are of one colour in nearly all images, if an edge ends them; else 0.
+
+    slack: lines behind the edge that may be ``plain`` too.
+    """
+    count = int(np.argmax([*(plain.mean(axis=1) < _PLAIN), True]))
+    end = int(np.argmax([*(edges.mean(axis=1) >= _END), True]))
+    is_end = count - slack <= end <= count + _MIXES
+    return end + _MIXES if is_end and 2 <= end <= _LARGEST * len(edges) else 0
 
 
 def write_static_masks(
-    images: Sequence[SfmImage], places: Places, folder: Path, progress: Callable[[int, int], None], threads: int = 1
+    images: Sequence[SfmImage],
+    places: Places,
+    folder: Path,
+    progress: Callable[[int, int], None],
+    threads: int = 1,
+    overlays: Overlays = MappingProxyType({}),
 ) -> int:
     """Write a mask of each image as ``folder``/NAME.png, where what stands still is black; return how many.
 
-    places: of the features that do not move, for each size of images. Borders of images are black too. Masks are
-    upright, as the images are worked on.
+    places: of the features that do not move, for each size of images. overlays: see find_overlays(). They and the
+    borders of images are black too. Masks are upright, as the images are worked on.
     Where nothing would be hidden, none are written, and the result is 0. Raises SceneError as decode_rgb() does.
     """
 
@@ -58,6 +235,9 @@ def write_static_masks(
         if size in regions:
             shown = _without_spots(~_still(_reduced(image), *regions[size]))
         mask = Image.fromarray(shown.astype(np.uint8) * np.uint8(255)).resize(size, Image.Resampling.NEAREST)
+        if size in overlays:
+            overlay = Image.fromarray(overlays[size].astype(np.uint8) * np.uint8(255))
+            mask.paste(0, mask=overlay.resize(size, Image.Resampling.NEAREST))
         if any(image.border):
             top, bottom, left, right = image.border
             picture = (left, top, size[0] - right, size[1] - bottom)
@@ -71,7 +251,7 @@ def write_static_masks(
     with ThreadPoolExecutor(threads) as pool:
         each = {size: _region(images, size, where, pool) for size, where in places.items()}
         regions = {size: region for size, region in each.items() if region is not None}
-        if not regions and not any(any(image.border) for image in images):
+        if not regions and not overlays and not any(any(image.border) for image in images):
             return 0
         for done, _ in enumerate(pool.map(write, images)):
             progress(done + 1, len(images))
@@ -158,9 +338,7 @@ def _region(
         colours[better] = mean[better]
     still = most >= max(3.0, _SHARE * len(pixels))
     parts, number = ndimage.label(still, np.ones((3, 3)))
-    scale = np.array([pixels.shape[2] / size[0], pixels.shape[1] / size[1]])
-    column, row = np.minimum((places * scale).astype(np.int64), [pixels.shape[2] - 1, pixels.shape[1] - 1]).T
-    counts = np.bincount(parts[row, column], minlength=number + 1)
+    counts = np.bincount(parts[_on_grid(places, size, parts.shape)], minlength=number + 1)
     counts[0] = 0
     still &= (counts >= _PLACES)[parts]
     return (colours, still) if still.any() else None
@@ -184,7 +362,12 @@ def _without_spots(shown: Bools) -> Bools:
 
 
 def _reduced(image: SfmImage) -> NDArray[np.float32]:
+    return _at_most(_SIDE, image).astype(np.float32)
+
+
+def _at_most(side: int, image: SfmImage) -> NDArray[np.uint8]:
+    """Return an image reduced to ``side`` pixels of its longer side, if it is larger."""
     picture = Image.fromarray(decode_rgb(image.path, (0, 0, 0), image.orientation))
-    scale = min(1.0, _SIDE / max(picture.size))
+    scale = min(1.0, side / max(picture.size))
     size = max(1, round(scale * picture.width)), max(1, round(scale * picture.height))
-    return np.asarray(picture.resize(size, Image.Resampling.BOX), dtype=np.float32)
+    return np.asarray(picture.resize(size, Image.Resampling.BOX))

@@ -33,7 +33,7 @@ _OFF, _ALIKE = 1.5, 0.85
 #: Features near a place that one is compared with: SIFT gives several orientations.
 _NEAREST = 4
 #: Places below which they are chance; pixels around one in which all features are dropped.
-_FEWEST_PLACES, _AROUND = 8, 6.0
+FEWEST_PLACES, _AROUND = 8, 6.0
 #: Features that are left in the middle image; with fewer the camera stands still, and nothing is dropped.
 _LEFT = 100
 #: Cells of the longer side by which places are gathered to boxes, and how many boxes are reported.
@@ -166,7 +166,7 @@ def _places_of(group: _Group) -> NDArray[np.float32]:
         counts.append(seen)
     places, share = np.concatenate(found), np.concatenate(counts) / (len(compared) - 1)
     sure = places[share > _SHARE]
-    if len(sure) < _FEWEST_PLACES:
+    if len(sure) < FEWEST_PLACES:
         return places[:0]
     places = places[share > _LOW_SHARE]
     places = places[np.isfinite(cKDTree(sure).query(places, distance_upper_bound=_REACH * group.scale)[0])]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from splatcli.cli.commands import run
 from splatcli.config import DataConfig
@@ -127,6 +127,42 @@ def test_a_watermark_does_not_hold_the_camera(tmp_path: Path, monkeypatch, capfd
     said = capfd.readouterr()
     assert (json.loads(said.out.splitlines()[-1])["masks"], Path("without/masks").exists()) == (0, False)
     assert "hide these pixels with masks, or training puts them into the scene" in said.err
+
+
+def test_a_date_on_all_photos_is_hidden_from_features_and_training(tmp_path: Path, monkeypatch, capfd) -> None:
+    """Small orange letters, in which no feature stays: the seconds change, and the background does."""
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    font = ImageFont.load_default(size=12)
+    for index in range(14):
+        picture = Image.fromarray(corner.image(index))
+        ImageDraw.Draw(picture).text((120, 160), f"2024/5/12 10:00:{3 * index:02d}", (255, 140, 30), font)
+        picture.save(f"photos/{index:02d}.jpg", quality=95)
+    assert run(["sfm", "photos", "-o", "made", "--json"]) == 0
+    said = capfd.readouterr()
+    facts = json.loads(said.out.splitlines()[-1])
+    (fact,) = facts["overlays"]
+    ((left, top, right, bottom),) = fact["boxes"]
+    assert 90 <= left <= 120 < 220 < right <= 240
+    assert 150 <= top <= 163 < 171 < bottom <= 180
+    where = f"14 images of 240x180 pixels show the same at x {left} to {right}, y {top} to {bottom}, as a date"
+    assert where in said.err
+    assert "features do not move" not in said.err
+    assert (facts["registered"], facts["masks"], facts["static_masks"]) == (14, 14, True)
+    for index in range(14):
+        mask = np.asarray(Image.open(f"made/masks/{index:02d}.jpg.png")) > 0
+        letters = Image.new("L", (240, 180))
+        ImageDraw.Draw(letters).text((120, 160), f"2024/5/12 10:00:{3 * index:02d}", 255, font)
+        assert not mask[np.asarray(letters) > 0].any()
+        assert mask[:140].all()
+    model = pycolmap.Reconstruction("made/sparse/0")
+    points = [point.xy for number in model.reg_image_ids() for point in model.image(number).get_observation_points2D()]
+    assert not any(120 < x < 222 and 162 < y < 173 for x, y in points)
+    assert run(["train", "made", "-o", "run", "-n", "2", "-r", "4", "--device", "cpu", *QUICK]) == 0
+    assert "14 images have masks; what they hide takes no part in training" in capfd.readouterr().err
+    assert run(["sfm", "photos", "-o", "without", "--masks", "none", "--json"]) == 0
+    facts = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert (facts["masks"], facts["overlays"], Path("without/masks").exists()) == (0, [], False)
 
 
 def test_black_bars_are_hidden_from_features_and_training(tmp_path: Path, monkeypatch, capfd) -> None:

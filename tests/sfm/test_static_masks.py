@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from splatcli.scene.decode import read_header
 from splatcli.scene.masks import read_mask
 from splatcli.sfm.features import SfmImage
-from splatcli.sfm.static_masks import find_borders, write_static_masks
+from splatcli.sfm.static_masks import find_borders, find_overlays, write_static_masks
 
 WIDTH, HEIGHT, SIDE, COUNT = 200, 150, 60, 12
 
@@ -128,3 +128,57 @@ def test_borders_that_only_some_images_have_are_found(tmp_path: Path) -> None:
     for index, one in enumerate(pixels):
         one[:, : 5 * index] = 0
     assert find_borders(saved(tmp_path / "others", pixels)) == {}
+
+
+def dated(pixels: Pixels, text: str, *, size: int = 12) -> Pixels:
+    """A picture with small letters at the bottom, as cameras draw a date."""
+    picture = Image.fromarray(pixels)
+    font = ImageFont.load_default(size=size)
+    ImageDraw.Draw(picture).text((WIDTH - 8 * size, HEIGHT - 1.5 * size), text, (255, 150, 40), font)
+    return np.asarray(picture)
+
+
+def test_a_date_before_what_moves_is_found_and_hidden_with_the_seconds_that_change(tmp_path: Path) -> None:
+    smooth = [texture(index, WIDTH, HEIGHT, 20) for index in range(14)]
+    letters = [dated(np.zeros((HEIGHT, WIDTH, 3), np.uint8), f"5/12 10:{index:02d}") for index in range(14)]
+    images = saved(tmp_path / "images", [dated(one, f"5/12 10:{index:02d}") for index, one in enumerate(smooth)])
+    found = find_overlays(images, {}, 2)
+    assert set(found) == {(WIDTH, HEIGHT)}
+    assert write_static_masks(images, {}, tmp_path / "masks", quiet, 2, found) == 14
+    for image, drawn in zip(images, letters, strict=True):
+        hidden = read_mask(tmp_path / "masks" / f"{image.name}.png", 1)
+        assert hidden[drawn.max(axis=2) > 0].all()
+        assert hidden.mean() < 0.15
+    # Fewer images may have as much in common because they are near each other.
+    assert find_overlays(images[:11], {}) == {}
+
+
+def test_what_is_alike_in_all_images_and_not_drawn_on_them_is_no_overlay(tmp_path: Path) -> None:
+    """A horizon below a white sky, the edge of a table, a camera that stands, and the background of a turntable."""
+    moving = [texture(index, WIDTH, HEIGHT, 20) for index in range(24)]
+    horizon, table, turntable = ([one.copy() for one in moving] for _ in range(3))
+    for index in range(24):
+        horizon[index] //= 4
+        horizon[index][: HEIGHT // 2] = 250
+        table[index] //= 4
+        table[index][-10:] += 150
+        turntable[index] = texture(99, WIDTH, HEIGHT)
+        turntable[index][40:110, 60:140] = moving[index][40:110, 60:140]
+    captures = {"moving": moving, "horizon": horizon, "table": table, "stands": moving[:1] * 24, "turntable": turntable}
+    everywhere = {(WIDTH, HEIGHT): places((2, 2, 40, 140))}
+    for name, pixels in captures.items():
+        images = saved(tmp_path / name, pixels)
+        assert find_overlays(images, {}) == {}, name
+        assert find_overlays(images, everywhere) == {}, name
+
+
+def test_a_border_of_one_colour_with_text_is_hidden_whole(tmp_path: Path) -> None:
+    """As phones frame photos with their model and the exposure."""
+    pixels = [texture(index, WIDTH, HEIGHT, 20) // 2 for index in range(14)]
+    for index, one in enumerate(pixels):
+        one[-24:] = 255
+        one[-24:] = 255 - dated(np.zeros_like(one), f"1/{60 + index} ISO", size=10)[-24:]
+    images = saved(tmp_path / "images", pixels)
+    (hidden,) = find_overlays(images, {}).values()
+    assert hidden[-24:].all()
+    assert not hidden[: HEIGHT - 30].any()
