@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 from splatcli.checkpoint.atomic import TEMPORARY
 from splatcli.errors import SceneError, SplatError
-from splatcli.scene.decode import Header, read_header
+from splatcli.scene.decode import Header, open_image, read_header
 from splatcli.scene.find_images import (
     SHOWN,
+    SUFFIXES,
     VIDEO_SUFFIXES,
     file_remedy,
     files_below,
@@ -50,6 +53,7 @@ class SfmInput:
     unread: images of kinds that are not read, by their endings.
     videos_beside: videos among the images, which are not used.
     copies: names of images left out -> the image of ``names`` whose bytes they have.
+    edits: names of images left out -> the image of ``names`` that they show in another form.
     masks: names -> files below ``mask_folder`` that say what of an image counts; empty where there are none.
     static_masks: whether masks may be made of what stands still, where there are none.
     """
@@ -63,6 +67,7 @@ class SfmInput:
     videos_beside: tuple[str, ...] = ()
     static_masks: bool = True
     copies: Mapping[str, str] = field(default_factory=dict)
+    edits: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_video(self) -> bool:
@@ -154,6 +159,8 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
     videos = _videos(folder, names)
     copies = _copies(folder, names)
     names = tuple(name for name in names if name not in copies)
+    edits = _edits(folder, names)
+    names = tuple(name for name in names if name not in edits)
     if not names and videos:
         return _of_videos(folder, videos, masks)
     unread = tuple(filter(_is_image, unread_below(folder)))
@@ -164,6 +171,7 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
             len(names), f"there are only {len(names)} images"
         )
         others = f"; {copies_note(copies)}" if copies else ""
+        others += f"; {edits_note(edits)}" if edits else ""
         others += f"; {unread_note(unread)}" if unread else ""
         if videos:
             others += f"; videos are read where no images lie beside them ({videos[0]})"
@@ -172,7 +180,7 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
             where=path,
             remedy="take 20 or more images from all around, each overlapping the next by two thirds or more",
         )
-    found = SfmInput(folder, names, unread=unread, videos_beside=videos, copies=copies)
+    found = SfmInput(folder, names, unread=unread, videos_beside=videos, copies=copies, edits=edits)
     return _with_masks(found, path, masks)
 
 
@@ -203,6 +211,67 @@ def _copies(folder: Path, names: Sequence[str]) -> dict[str, str]:
                 else:
                     kept[digest] = name
     return dict(sorted(copies.items()))
+
+
+#: Stems of what phones and their programs make of a photo -> that of the photo: edited copies of iPhones, of Android,
+#: of Google Photos, and the blurred one of a Pixel's portrait.
+_EDITED = (
+    (re.compile(r"(IMG_)E(\d+)", re.IGNORECASE), r"\1\2"),
+    (re.compile(r"(.+)~\d+"), r"\1"),
+    (re.compile(r"(.+)-edited", re.IGNORECASE), r"\1"),
+    (re.compile(r"(.+\.PORTRAIT-)01\.COVER", re.IGNORECASE), r"\g<1>02.ORIGINAL"),
+)
+#: EXIF: the folder of the camera's tags; in it when a photo was taken, and parts of that second.
+_EXIF_IFD, _TAKEN = 0x8769, (0x9003, 0x9291)
+
+
+def edits_note(edits: Mapping[str, str]) -> str:
+    """Return the sentence that names images which show what others show."""
+    named = listed([f"{name} of {original}" for name, original in edits.items()], SHOWN)
+    are = "1 image is another form" if len(edits) == 1 else f"{len(edits)} images are other forms"
+    return f"{are} of the same photo, edited or of another format, and left out: {named}"
+
+
+def _edits(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return the images that show a photo which is there as well, edited or in another format -> that photo.
+
+    Their names say it, and EXIF does not say that they were taken at different times; of one photo in two formats, it
+    says that they were taken at one. The first format of SUFFIXES is kept.
+    """
+    forms: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        forms[_form(name)].append(name)
+    taken = cache(lambda name: _taken(folder / name))
+    edits: dict[str, str] = {}
+    for form, alike in forms.items():
+        alike.sort(key=lambda name: SUFFIXES.index(PurePosixPath(name).suffix.lower()))
+        for name in alike[1:]:
+            if taken(alike[0]) is not None and taken(name) == taken(alike[0]):
+                edits[name] = alike[0]
+        parent, _, stem = form.rpartition("/")
+        for pattern, photo in _EDITED:
+            whole = pattern.fullmatch(stem)
+            original = forms.get(f"{parent}/{whole.expand(photo).casefold()}") if whole else None
+            for name in alike if original else ():
+                if original and (None in (taken(name), taken(original[0])) or taken(name) == taken(original[0])):
+                    edits[name] = original[0]
+    return dict(sorted(edits.items()))
+
+
+def _form(name: str) -> str:
+    """Return the folder and the stem of an image, by which forms of one photo are known."""
+    path = PurePosixPath(name)
+    return f"{path.parent}/{path.stem.casefold()}"
+
+
+def _taken(path: Path) -> tuple[str, str] | None:
+    """Return when a photo was taken, by its EXIF, to the second and in parts of it; None where that is not there."""
+    with contextlib.suppress(Exception), open_image(path) as image:  # the picture can be whole without its metadata
+        if image.format != "PNG" or "exif" in image.info:  # a PNG would be decoded to look for some behind the pixels
+            exif = image.getexif().get_ifd(_EXIF_IFD)
+            time, part = (str(exif.get(tag, "")).strip("\0 ") for tag in _TAKEN)
+            return (time, part) if time else None
+    return None
 
 
 def _of_videos(path: Path, videos: tuple[str, ...], masks: str | None) -> SfmInput:
@@ -245,10 +314,13 @@ def _images(folder: Path) -> list[str]:
 
 
 def _videos(folder: Path, images: Sequence[str]) -> tuple[str, ...]:
-    """Return the videos below a folder as _images(), but for those of Live Photos: an image has their name."""
-    stems = {str(PurePosixPath(name).with_suffix("")) for name in images}
+    """Return the videos below a folder as _images(), but for those of Live Photos: an image has their name.
+
+    iCloud adds to it when the video is HEVC.
+    """
+    forms = {_form(name) for name in images}
     found = _not_made(folder, files_below(folder, VIDEO_SUFFIXES))
-    return tuple(name for name in found if str(PurePosixPath(name).with_suffix("")) not in stems)
+    return tuple(name for name in found if _form(name).removesuffix("_hevc") not in forms)
 
 
 def _not_made(folder: Path, names: Iterable[str]) -> list[str]:

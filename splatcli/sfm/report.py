@@ -13,7 +13,7 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.borders import listed_borders
 from splatcli.scene.find_images import listed, unread_note
 from splatcli.scene.inspect import few_notes
-from splatcli.sfm.images import copies_note
+from splatcli.sfm.images import copies_note, edits_note
 
 #: Points whose parallax is measured; a median needs no more.
 _PARALLAX_POINTS = 2_000
@@ -87,6 +87,8 @@ def notes(facts: dict[str, Any]) -> list[str]:
         )
     if copies := facts.get("copies"):
         found.append(copies_note(copies))
+    if edits := facts.get("edits"):
+        found.append(f"{edits_note(edits)}; one of them is used where the other form is moved away")
     if mirrored := facts.get("mirrored"):
         found.append(
             f"EXIF mirrors {len(mirrored)} images: images/ has upright copies of them: {listed(mirrored, _MAX_LISTED)}"

@@ -107,6 +107,7 @@ def run_sfm(
         facts = run_worker(footage, options, made, threads=threads, gpu=gpu, tell=tell)
         facts = {"source": str(footage.path), **facts, "not_read": list(footage.unread)}
         facts |= {"videos_left_out": list(footage.videos_beside), "copies": dict(footage.copies)}
+        facts |= {"edits": dict(footage.edits)}
         facts |= {"revision": _REVISION, "key": key}
         known = _known(folder) or {}
         if not overwrite and _is_made(folder, known, key):  # by another call meanwhile

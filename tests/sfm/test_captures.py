@@ -129,6 +129,53 @@ def test_a_watermark_does_not_hold_the_camera(tmp_path: Path, monkeypatch, capfd
     assert "hide these pixels with masks, or training puts them into the scene" in said.err
 
 
+def test_other_forms_of_a_photo_are_left_out_and_named(tmp_path: Path, monkeypatch, capfd) -> None:
+    """As phones and their programs leave them beside the photo: filtered, cropped, in a second format."""
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+
+    def save(name: str, index: int, second: int | None, crop: int = 0) -> None:
+        exif = Image.Exif()
+        if second is not None:
+            exif.get_ifd(0x8769)[0x9003] = f"2024:05:01 10:00:{second:02d}"
+        picture = Image.fromarray(corner.image(index)[crop : corner.HEIGHT - crop])
+        picture.save(Path("photos", name), exif=exif, quality=90)
+
+    photos = ["IMG_0001.JPG", "IMG_0002.JPG", "PXL_1.jpg", "g.jpg", "PXL_2.PORTRAIT-02.ORIGINAL.jpg", "a.jpg", "b.jfif"]
+    for index, name in enumerate(photos):
+        save(name, index, None if name == "g.jpg" else index)
+    for name, index, second, crop in (
+        ("IMG_E0001.JPG", 0, 0, 20),
+        ("PXL_1~2.jpg", 2, 2, 2),
+        ("g-edited.jpg", 3, None, 2),
+        ("PXL_2.PORTRAIT-01.COVER.jpg", 4, 4, 2),
+        ("a.webp", 5, 5, 0),
+        # Photos of their own: taken at another time, in a format that does not say when, and without the photo.
+        ("IMG_E0002.JPG", 7, 7, 0),
+        ("b.png", 8, None, 0),
+        ("IMG_E0009.JPG", 9, 9, 0),
+    ):
+        save(name, index, second, crop)
+    for film in ("IMG_0001.MOV", "IMG_E0001.MOV", "IMG_0002_HEVC.MOV"):
+        Path("photos", film).write_bytes(b"a Live Photo's")
+    assert run(["sfm", "photos", "-o", "made", "--json"]) == 0
+    said = capfd.readouterr()
+    facts = json.loads(said.out.splitlines()[-1])
+    assert facts["edits"] == {
+        "IMG_E0001.JPG": "IMG_0001.JPG",
+        "PXL_1~2.jpg": "PXL_1.jpg",
+        "PXL_2.PORTRAIT-01.COVER.jpg": "PXL_2.PORTRAIT-02.ORIGINAL.jpg",
+        "a.webp": "a.jpg",
+        "g-edited.jpg": "g.jpg",
+    }
+    assert (facts["registered"], facts["total"], facts["videos_left_out"]) == (10, 10, [])
+    assert (
+        "5 images are other forms of the same photo, edited or of another format, and left out: IMG_E0001.JPG of IMG_"
+        in said.err
+    )
+    assert not Path("made/images/IMG_E0001.JPG").exists()
+
+
 def test_a_date_on_all_photos_is_hidden_from_features_and_training(tmp_path: Path, monkeypatch, capfd) -> None:
     """Small orange letters, in which no feature stays: the seconds change, and the background does."""
     monkeypatch.chdir(tmp_path)
