@@ -152,11 +152,19 @@ def file_remedy(path: Path) -> str | None:
     if name.endswith(_ARCHIVES):
         with_name = {".zip": "unzip {0} -d {1}", ".7z": "7z x {0} -o{1}", ".rar": "unrar x {0} {1}/"}
         command = with_name.get(path.suffix.lower(), "mkdir {1} && tar -xf {0} -C {1}")
-        folder = path.name.split(".")[0] or "scene"
-        return f"unpack it, and name the folder: {command.format(shlex.quote(path.name), shlex.quote(folder))}"
+        file = Path(os.path.abspath(path))
+        file = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+        folder = file.with_name(path.name.split(".")[0] or "scene")
+        return f"unpack it, and name the folder: {command.format(shlex.quote(str(file)), shlex.quote(str(folder)))}"
     if name.endswith(_SPHERICAL):
         return "export it as an equirectangular video (.mp4) with the program of the camera's maker"
     return None
+
+
+def file_with_remedy(folder: Path) -> tuple[Path, str] | None:
+    """Return the first file of a folder for which there is a ``file_remedy``, and this; None without such a file."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return next(((file, remedy) for file in files if (remedy := file_remedy(file)) is not None), None)
 
 
 def unread_note(names: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from splatcli.scene.find_images import (
     SUFFIXES,
     VIDEO_SUFFIXES,
     file_remedy,
+    file_with_remedy,
     images_below,
     unread_below,
     unread_error,
@@ -250,6 +251,11 @@ def _nothing(wanted: Reader | None, root: Path, there: list[Reader]) -> SceneErr
         return SceneError(
             "the folder is empty", where=root, remedy="name the folder that holds the images or the scene"
         )
+    if wanted is None and not there and next(images_below(root), None) is None:
+        other = file_with_remedy(root)
+        if other is not None:
+            what = f"there are no images and no cameras here; {other[0].name} is no image and no video that is read"
+            return SceneError(what, where=root, remedy=other[1])
     looked = "; for ".join(f"{reader.files} ({reader.name})" for reader in dict.fromkeys((*READERS, wanted)) if reader)
     return (SceneError if wanted else NoCamerasError)(
         f"no {wanted.name if wanted else 'cameras'} here: looked for {looked}",

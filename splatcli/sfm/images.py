@@ -20,6 +20,7 @@ from splatcli.scene.find_images import (
     SUFFIXES,
     VIDEO_SUFFIXES,
     file_remedy,
+    file_with_remedy,
     files_below,
     images_below,
     listed,
@@ -175,10 +176,15 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
         others += f"; {unread_note(unread)}" if unread else ""
         if videos:
             others += f"; videos are read where no images lie beside them ({videos[0]})"
+        other = None if names else file_with_remedy(folder)
+        if other is not None:
+            others += f"; {other[0].name} is no image and no video that is read"
         raise SceneError(
             f"{have} here, at least {MIN_IMAGES} are needed{others}",
             where=path,
-            remedy="take 20 or more images from all around, each overlapping the next by two thirds or more",
+            remedy=other[1]
+            if other
+            else "take 20 or more images from all around, each overlapping the next by two thirds or more",
         )
     found = SfmInput(folder, names, unread=unread, videos_beside=videos, copies=copies, edits=edits)
     return _with_masks(found, path, masks)
@@ -279,7 +285,8 @@ def _of_videos(path: Path, videos: tuple[str, ...], masks: str | None) -> SfmInp
         raise SceneError(
             "frames of a video have no masks",
             where=path,
-            remedy="make images of it (ffmpeg -i VIDEO -vf fps=2 photos/%06d.png), and masks of these",
+            remedy="leave out --masks; then make masks of the frames, which lie in images/ of the folder that splat "
+            "sfm makes, and name that images/ with --masks",
         )
     return SfmInput(path, videos=videos, static_masks=masks is None)
 

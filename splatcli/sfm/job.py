@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import time
 from collections import Counter
@@ -765,6 +766,9 @@ class Job:
 
     def _hopeless(self, what: str, remedy: str) -> SceneError:
         """Return the error for images that give no model; only others help, and these have features of their own."""
+        if self.footage.videos_beside:
+            video = self.footage.path / self.footage.videos_beside[0]
+            remedy += f"; or name a video that lies among them: splat sfm {shlex.quote(str(video))}"
         shutil.rmtree(self.folder / "work", ignore_errors=True)
         return SceneError(what, where=self.footage.path, remedy=remedy)
 

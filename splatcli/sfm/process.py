@@ -35,6 +35,7 @@ def run_worker(
         "path": str(footage.path),
         "names": footage.names,
         "videos": footage.videos,
+        "videos_beside": footage.videos_beside,
         "masks": dict(footage.masks),
         "mask_folder": None if footage.mask_folder is None else str(footage.mask_folder),
         "static_masks": footage.static_masks,

@@ -187,7 +187,8 @@ def doubts(facts: dict[str, Any]) -> list[str]:
     if videos := facts.get("videos_left_out"):
         are = "1 video among the images is" if len(videos) == 1 else f"{len(videos)} videos among the images are"
         found.append(
-            f"{are} left out, {videos[0]}: images made of it are used (ffmpeg -i VIDEO -vf fps=2 clip_%06d.png)"
+            f"{are} left out, {videos[0]}: name it alone instead; or put frames of it among the images, which lie in "
+            "images/ of the folder that splat sfm makes of it"
         )
     for fact in facts.get("stationary") or []:
         found.append(

@@ -34,6 +34,7 @@ def main() -> None:
         request["masks"],
         masks,
         videos=tuple(request["videos"]),
+        videos_beside=tuple(request["videos_beside"]),
         static_masks=request["static_masks"],
     )
 

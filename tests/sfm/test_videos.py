@@ -99,7 +99,7 @@ def test_a_folder_of_videos_is_input_and_images_come_first(tmp_path: Path) -> No
     assert (mixed.is_video, len(mixed.names)) == (False, 3)
     assert mixed.videos_beside == found.videos
     said = doubts({**REPORT, "videos_left_out": list(mixed.videos_beside)})
-    assert any("4 videos among the images are left out, a.mov: images made of it are used" in line for line in said)
+    assert any("4 videos among the images are left out, a.mov: name it alone instead" in line for line in said)
 
 
 def test_too_few_images_among_videos_say_why_these_are_not_read(tmp_path: Path) -> None:
@@ -411,3 +411,32 @@ def test_why_a_video_cannot_be_read_is_said(kind: str, reason: str, tmp_path: Pa
     assert f"cannot be read as a video: {reason}" in said.err
     assert f"where: {tmp_path / 'walk.mp4'}\n  help: " in said.err
     assert not list(tmp_path.glob("output/*"))
+
+
+@pytest.mark.parametrize("command", ["sfm", "train"])
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("VID_20240501.insv", "export it as an equirectangular video (.mp4)"),
+        ("my photos.zip", "unpack it, and name the folder: unzip 'from phone/my photos.zip' -d 'from phone/my photos'"),
+    ],
+)
+def test_a_folder_of_files_that_need_another_program_says_what_to_do(
+    command: str, name: str, remedy: str, tmp_path: Path, monkeypatch, capfd
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("from phone").mkdir()
+    Path("from phone", name).write_bytes(b"something")
+    Path("from phone", "notes.txt").write_text("read me")
+    assert run([command, "from phone"]) == 3
+    said = capfd.readouterr().err
+    assert "there are no images" in said
+    assert f"{name} is no image and no video that is read" in said
+    assert f"help: {remedy}" in said
+
+
+def test_photos_that_give_no_model_name_the_video_among_them(tmp_path: Path, capfd) -> None:
+    write_noise(tmp_path / "photos", 3)
+    (tmp_path / "photos" / "walk.mov").write_bytes(b"a video")
+    assert run(["sfm", str(tmp_path / "photos"), "-o", str(tmp_path / "made")]) == 3
+    assert f"or name a video that lies among them: splat sfm {tmp_path}/photos/walk.mov" in capfd.readouterr().err
