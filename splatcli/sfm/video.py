@@ -172,7 +172,8 @@ def _hint(plugin: str) -> dict[str, Any]:
 
 #: Filters of ffmpeg: frames that are marked as interlaced get whole lines; pixels that are not square become so.
 _DEINTERLACE = "bwdif", "mode=send_frame:deint=interlaced"
-_SQUARE = "w='if(eq({0},1),iw,round(iw*{0}/2)*2)':h=ih"
+#: A hundredth is the rounding of a program that changed the size.
+_SQUARE = "w='if(lt(abs({0}-1),0.01),iw,round(iw*{0}/2)*2)':h=ih"
 #: A filter of ffmpeg that gives each decoded frame once, whatever its time.
 _EACH_ONCE = "setpts=N/FRAME_RATE/TB"
 #: Frames up to which ffmpeg selects those that are written: more make an option too long.

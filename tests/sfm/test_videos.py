@@ -361,6 +361,9 @@ def test_interlaced_frames_and_pixels_that_are_not_square_are_mended(package: st
         levels = np.asarray(Image.open(tmp_path / "out" / name).convert("L")).astype(float)
         assert levels.shape == (96, 170)
         assert np.abs(np.diff(levels[8:-8], axis=0)).max() < 40
+    clip = read_video(ffmpeg_writes(tmp_path / "b.mkv", frames, "-vf", "setsar=249/250", "-pix_fmt", "yuv420p"))
+    (name, *_) = write_frames({"": (clip, 2)}, tmp_path / "nearly", lambda *_: None)
+    assert Image.open(tmp_path / "nearly" / name).size == (128, 96)
 
 
 @pipes_stay_open
