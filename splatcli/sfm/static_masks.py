@@ -63,7 +63,9 @@ _CLOSED = 0.3
 #: border of one colour at a side.
 _MARGIN, _LARGEST = 0.15, 0.2
 #: Parts of the longer side: the gap between letters, what is hidden around them, the height of a line of text.
-_GAP, _AROUND, _TEXT = 0.012, 0.005, 0.06
+_GAP, _AROUND, _TEXT = 0.012, 0.002, 0.06
+#: Levels by which the colour of letters differs, and share of the images that have a letter at a pixel.
+_INK, _SOME = 30.0, 0.12
 #: What is hidden beside a line of text, in its heights and in parts of the longer side at most: the last digits of a
 #: time change.
 _BESIDE, _BESIDE_MOST = 1.5, 0.05
@@ -129,6 +131,7 @@ def _overlay(images: Sequence[SfmImage], places: NDArray[np.float32] | None, poo
     parts = list(pool.map(lambda start: _agreed(pixels, start), starts))
     gradient = np.concatenate([part[0] for part in parts])
     edges = np.concatenate([part[1] for part in parts])
+    plain = np.concatenate([part[2] for part in parts])
     top, bottom, left, right = (
         -(-count * longer // max(size)) for count in np.max([image.border for image in images], axis=0)
     )
@@ -137,7 +140,7 @@ def _overlay(images: Sequence[SfmImage], places: NDArray[np.float32] | None, poo
     edges &= inside
     numbers, _ = ndimage.label(edges, np.ones((3, 3)))
     edges &= np.bincount(numbers.ravel())[numbers] >= _NEIGHBOURS
-    gap, around = max(2, round(_GAP * longer)), max(2, round(_AROUND * longer))
+    gap, around = max(2, round(_GAP * longer)), max(1, round(_AROUND * longer))
     joined = ndimage.binary_dilation(edges, np.ones((2 * gap + 1, 2 * gap + 1)))
     numbers, _ = ndimage.label(joined)
     votes = np.zeros(numbers.max() + 1, np.int64)
@@ -159,14 +162,12 @@ def _overlay(images: Sequence[SfmImage], places: NDArray[np.float32] | None, poo
         )
         if (not at_side and votes[number] < _PLACES) or (y1 - y0) * (x1 - x0) > _LARGEST * edges.size:
             continue
+        hidden[box] |= _drawn(own[box], plain[box], gap, around)
         if y1 - y0 <= _TEXT * longer:
             beside = round(min(_BESIDE * (y1 - y0), _BESIDE_MOST * longer))
-            hidden[max(0, y0 - around) : y1 + around, max(0, x0 - beside) : x1 + beside] = True
-        else:
-            closed = ndimage.binary_closing(np.pad(own[box], gap), np.ones((2 * gap + 1, 2 * gap + 1)))
-            grown = ndimage.binary_dilation(ndimage.binary_fill_holes(closed), np.ones((3, 3)), around)
-            hidden[box] |= grown[gap:-gap, gap:-gap]
-    plain = np.concatenate([part[2] for part in parts]) | hidden
+            line = slice(max(0, y0 - around), y1 + around), slice(max(0, x0 - beside), x1 + beside)
+            hidden[line] |= _in_its_colour(pixels[:, *line], plain[line] & hidden[line], around)
+    plain |= hidden
     for lines, ends, to_hide, known in (
         (plain, edges, hidden, top),
         (plain[::-1], edges[::-1], hidden[::-1], bottom),
@@ -179,6 +180,30 @@ def _overlay(images: Sequence[SfmImage], places: NDArray[np.float32] | None, poo
     counted = hidden.copy()
     counted[:tall] = counted[height - tall :] = counted[:, :wide] = counted[:, width - wide :] = True
     return hidden if hidden.any() and edges[hidden].sum() >= _MOST_EDGES * edges[counted].sum() else None
+
+
+def _drawn(edges: Bools, plain: Bools, gap: int, around: int) -> Bools:
+    """Return what an overlay hides: its strokes, and what is of one colour between them, with a margin.
+
+    gap: pixels between strokes that belong together. The scene between letters stays.
+    """
+    padded = np.pad(edges, gap)
+    between = ndimage.binary_fill_holes(ndimage.binary_closing(padded, np.ones((2 * gap + 1, 2 * gap + 1))))
+    strokes = ndimage.binary_closing(padded, np.ones((2 * around + 1, 2 * around + 1)))
+    drawn = ndimage.binary_dilation(strokes | (between & np.pad(plain, gap)), np.ones((3, 3)), around)
+    return np.asarray(ndimage.binary_fill_holes(drawn)[gap:-gap, gap:-gap])
+
+
+def _in_its_colour(pixels: NDArray[np.uint8], plain: Bools, around: int) -> Bools:
+    """Return where some images [N, h, w, 3] have the colour of a line of text, as in digits that change.
+
+    plain: pixels of the text that have it in nearly all images; few say nothing, and the whole line is hidden.
+    """
+    if plain.sum() < _NEIGHBOURS:
+        return np.ones_like(plain)
+    colour = np.median(pixels[:, plain], axis=(0, 1))
+    share = (np.abs(pixels - colour) < _INK).all(axis=-1).mean(axis=0)
+    return np.asarray(ndimage.binary_dilation(share >= _SOME, np.ones((3, 3)), around))
 
 
 def _agreed(pixels: NDArray[np.uint8], start: int) -> tuple[NDArray[np.float32], Bools, Bools]:
