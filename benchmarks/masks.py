@@ -2,9 +2,10 @@
 
     python -m benchmarks.masks FOLDER --model RUN --background PHOTO --scene FOX [--steps 2000] [--seed 42] > masks.json
 
-docs/sfm.md, "Masks of what does not move", and docs/quality.md, "Masked pixels". FOLDER gets the captures, their
-scenes and runs. RUN is a trained model of an object in the middle of its scene, z up, such as NeRF-synthetic's lego;
-48 renders of it from a circle stand before the photo, which does not move. FOX is a COLMAP scene.
+docs/sfm.md, "Masks of what does not move" and "Dates, logos and frames", and docs/quality.md, "Masked pixels". FOLDER
+gets the captures, their scenes and runs. RUN is a trained model of an object in the middle of its scene, z up, such as
+NeRF-synthetic's lego; 48 renders of it from a circle stand before the photo, which does not move. FOX is a COLMAP
+scene.
 """
 
 from __future__ import annotations
