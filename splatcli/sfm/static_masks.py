@@ -51,8 +51,8 @@ _OVERLAY_SIDE, _STRIP = 960, 64
 #: Images of a size in which overlays are looked for, at least. Eight that are near each other have as much in common.
 _FEWEST_OVERLAID = 12
 #: The length of the median gradient, in levels over two pixels and all channels, at an overlay's edge; share of the
-#: images whose gradient along it is at least half as long; neighbours that are an edge. Of seven real captures, no three
-#: such pixels are neighbours; of 12 images of them in a row, up to 220 are, along one edge.
+#: images whose gradient along it is at least half as long; neighbours that are an edge. Of seven real captures, no
+#: three such pixels are neighbours; of 12 images of them in a row, up to 220 are, along one edge.
 _GRADIENT, _AGREE, _NEIGHBOURS = 12.0, 0.8, 4
 #: Such pixels that an overlay has, at least, and what overlays have of those at the sides of the images; more elsewhere
 #: there are a camera that stands, or the background of a turntable.
