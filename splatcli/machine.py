@@ -7,10 +7,12 @@ limits hold for all below it, so those above count too.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import resource
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -28,9 +30,12 @@ _MEMORY_FILES = (
 
 
 def cores() -> int:
-    """Return the processors that this process may use: those it is bound to, or fewer by its groups' quotas of time."""
+    """Return the processors that this process may use: those it is bound to, or fewer by its groups' quotas of time.
+
+    Each call of the rasterizer asks; quotas are read once in a second.
+    """
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([bound, *(math.ceil(quota) for quota in _quotas())]))
+    return max(1, min([bound, *(math.ceil(quota) for quota in _quotas_in(int(time.monotonic()), _PROC, _GROUPS))]))
 
 
 def total_memory() -> int:
@@ -104,6 +109,12 @@ def _groups(controller: str) -> Iterator[Path]:
         own = PurePosixPath(path.lstrip("/"))
         for root in dict.fromkeys(roots):
             yield from (root / group for group in (own, *own.parents))
+
+
+@functools.lru_cache(maxsize=1)
+def _quotas_in(second: int, proc: Path, groups: Path) -> tuple[float, ...]:
+    """Return _quotas() as they were when it was first asked in this second; proc, groups: where they are."""
+    return tuple(_quotas())
 
 
 def _quotas() -> Iterator[float]:

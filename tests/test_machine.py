@@ -63,6 +63,17 @@ def test_a_process_without_limits_has_the_machine(system: Path) -> None:
     assert found() == (64, 64, 48)
 
 
+def test_a_quota_that_changes_is_known_after_a_second(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(machine.time, "monotonic", lambda: clock[0])
+    write(system / "proc/self/cgroup", "0::/job\n")
+    group = system / "cgroup/job"
+    for quota, number in (("250000 100000", 3), ("600000 100000", 6), ("max 100000", 64)):
+        write(group / "cpu.max", f"{quota}\n")
+        clock[0] += 1.0
+        assert machine.cores() == number
+
+
 @pytest.mark.parametrize("mount", [".", "unified"])
 def test_limits_of_a_job_in_version_2_and_of_groups_above(system: Path, mount: str) -> None:
     root = system / "cgroup" / mount

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
@@ -61,15 +62,21 @@ def best_isa() -> str:
         return "neon"
     if build.machine_name() != "x86_64":
         return "portable"
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return "portable"
-    for line in text.splitlines():
-        if line.startswith("flags"):
-            flags = set(line.split(":", 1)[1].split())
-            return next((isa for isa, needed in _NEEDED.items() if needed <= flags), "portable")
-    return "portable"
+    flags = _processor_flags()
+    return next((isa for isa, needed in _NEEDED.items() if needed <= flags), "portable")
+
+
+@functools.cache
+def _processor_flags() -> frozenset[str]:
+    """Return the flags in /proc/cpuinfo, none where it is not there.
+
+    The system makes the file anew for each reader, which takes long with many processors.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("flags"):
+                return frozenset(line.split(":", 1)[1].split())
+    return frozenset()
 
 
 @functools.cache

@@ -338,6 +338,7 @@ def test_the_instruction_set_is_the_best_that_the_processor_names(
     expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(backend, "_processor_flags", backend._processor_flags.__wrapped__)
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"processor : 0\nflags\t\t: {FLAGS[expected]}\n")
     assert backend.best_isa() == expected
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
