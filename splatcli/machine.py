@@ -32,7 +32,7 @@ _MEMORY_FILES = (
 def cores() -> int:
     """Return the processors that this process may use: those it is bound to, or fewer by its groups' quotas of time.
 
-    Each call of the rasterizer asks; quotas are read once in a second.
+    Each call of the rasterizer asks; quotas, and limits of memory, are read once in a second.
     """
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([bound, *(math.ceil(quota) for quota in _quotas_in(int(time.monotonic()), _PROC, _GROUPS))]))
@@ -137,9 +137,26 @@ def _memory_limits() -> Iterator[tuple[int, int]]:
         with contextlib.suppress(OSError, ValueError, IndexError):
             used = int((_PROC / "self/statm").read_text().split()[0]) * resource.getpagesize()
         yield soft, used
+    for limit, group, used_file, cache in _limits_in(int(time.monotonic()), _PROC, _GROUPS):
+        with contextlib.suppress(OSError, ValueError):
+            used = int((group / used_file).read_text())
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            yield limit, used - int(stat.get(cache, 0))
+
+
+@functools.lru_cache(maxsize=1)
+def _limits_in(second: int, proc: Path, groups: Path) -> tuple[tuple[int, Path, str, str], ...]:
+    """Return limits of memory as they were when they were first asked for in this second, as _quotas_in().
+
+    Each with its group and that group's names for what is used and for what the system drops first. Numbers that the
+    machine does not reach are no limits; version 1 has one where version 2 says "max".
+    """
+    limits = []
+    installed = _installed_memory()
     for group in _groups("memory"):
         for limit_file, used_file, cache in _MEMORY_FILES:
-            with contextlib.suppress(OSError, ValueError):  # also "max": no limit
-                limit, used = int((group / limit_file).read_text()), int((group / used_file).read_text())
-                stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                yield limit, used - int(stat.get(cache, 0))
+            with contextlib.suppress(OSError, ValueError):
+                limit = int((group / limit_file).read_text())
+                if limit < installed:
+                    limits.append((limit, group, used_file, cache))
+    return tuple(limits)
