@@ -157,7 +157,7 @@ struct Emitter {
       const F b_over_2a = F(proj[kProjB] / (2 * proj[kProjA])), b_over_2c = F(proj[kProjB] / (2 * proj[kProjC]));
       const F tau = proj[kProjLog2Opacity] - Real(kMinLog2Alpha);
       const Isect* const begin = out;
-      // Without a branch on the mask: processors do not foresee it.
+      // Without a branch on the mask, which would often be mispredicted.
       for (int32_t ty = rect.y0; ty < rect.y1; ++ty) {
         const F y0 = corner_y + F(Real(ty * kTile) - proj[kProjY]);
         for (int32_t tx = rect.x0; tx < rect.x1; ++tx) {
