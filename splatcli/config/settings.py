@@ -625,7 +625,10 @@ class TrainConfig(Section):
         "above this. A model whose median error is more than this / 1.6 leaves none out. 0: none.",
     )
     eval_every: int = Field(
-        0, ge=0, description="Steps from one evaluation on the held-out views to the next; 0 evaluates at the end only."
+        0,
+        ge=0,
+        description="Steps from one evaluation on the held-out views to the next; 0 evaluates at the end only. A "
+        "refinement or opacity reset of the same step comes after it.",
     )
 
 

@@ -246,7 +246,9 @@ class Trainer:
             yield from self._roll_back(failure)
         if reason in ("finished", "max-time") and self._scores_views:
             with self._evaluation_section("the evaluation"):
-                reason = (yield from self._evaluate(should_stop)) or reason
+                events, stopped_by = self._evaluate(self.state.step, should_stop)
+                yield from self._log(events)
+                reason = stopped_by or reason
         assert self.checkpointer.saved is not None
         yield Stopped(self.state.step, reason, self.checkpointer.saved.path)
         if reason == "finished" and self.scorer.problem is not None:
@@ -320,9 +322,10 @@ class Trainer:
             except (SceneError, UsageError):  # of an image or a plug-in; the state before this step is complete
                 yield from self._save_last(lambda: False)
                 raise
-            yield from self._log(self._complete(*submitted))
-            step, train, guard = self.state.step, self.state.config.train, self.state.config.guard
-            if step >= train.iterations:
+            scored = self._score(submitted[1], should_stop)
+            yield from self._log([*self._complete(*submitted), *scored])
+            step = self.state.step
+            if step >= self.state.config.train.iterations:
                 continue
             _, save = sync_stop_request(self.group, None, should_save() or self.checkpointer.due(self.state))
             if save or step % COMPARE_EVERY == 0:
@@ -330,14 +333,6 @@ class Trainer:
             if save:
                 yield from self._drain_and_log()
                 yield from self._log(self._save())
-            if self._scores_views and guard.probe_every and step % guard.probe_every == 0:
-                yield from self._drain_and_log()
-                with self._evaluation_section("the probe views"):
-                    yield from self._log(self._probe())
-            if self._scores_views and train.eval_every and step % train.eval_every == 0:
-                yield from self._drain_and_log()
-                with self._evaluation_section("an evaluation"):
-                    yield from self._evaluate(should_stop)
         check_same_state(self.group, self.state)
         if reason in ("finished", "max-time"):
             yield from self._drain_and_log()
@@ -351,12 +346,33 @@ class Trainer:
         After a SceneError or UsageError the state is the one before the step.
         """
         step = self.state.step + 1
-        return self.strategy.refines_at(step), self.stepper.step(self.state, self.strategy, step)
+        reported = self.stepper.step(self.state, self.strategy, step)
+        self.state.discard_view_dependence()
+        return self.strategy.refines_at(step), reported
+
+    def _score(self, reported: list[Stepped], should_stop: Callable[[], str | None]) -> list[Event]:
+        """Score the views that are due after the step that _submit() submitted, and return the events.
+
+        A refinement of the same step comes later: it may lower all opacities, and no figure would tell of the model.
+        reported: of _submit(); gets the steps that were pending. should_stop: asked between the held-out views.
+        """
+        step, train, guard = self.state.step + 1, self.state.config.train, self.state.config.guard
+        if not self._scores_views or step >= train.iterations:
+            return []
+        events: list[Event] = []
+        if guard.probe_every and step % guard.probe_every == 0:
+            reported += self.drain()
+            with self._evaluation_section("the probe views"):
+                events += self._probe(step)
+        if train.eval_every and step % train.eval_every == 0:
+            reported += self.drain()
+            with self._evaluation_section("an evaluation"):
+                events += self._evaluate(step, should_stop)[0]
+        return events
 
     def _complete(self, refines: bool, reported: list[Stepped]) -> list[Event]:
         """Refine after the step that _submit() submitted, and return the events that are known since the last one."""
         state, guard = self.state, self.state.config.guard
-        state.discard_view_dependence()
         step = state.step + 1
         events: list[Event] = []
         filter_due = state.filter_3d is not None and step % FILTER_3D_EVERY == 0
@@ -452,18 +468,18 @@ class Trainer:
             return self.state
         return gather_state(self.state, self._shard_group, self.run_dir.path) or self.state
 
-    def _probe(self) -> list[Event]:
-        probe = self.scorer.probe(self.state)
+    def _probe(self, step: int) -> list[Event]:
+        """Measure the probe views after ``step``."""
+        probe = dataclasses.replace(self.scorer.probe(self.state), step=step)
         alarm = self.quality_monitor.check(probe) if isinstance(probe, Probed) else None
         return [probe] if alarm is None else [probe, alarm]
 
-    def _evaluate(self, should_stop: Callable[[], str | None]) -> Generator[Event, None, str | None]:
-        """Score the held-out views; return the reason for a stop in between, if there is one."""
+    def _evaluate(self, step: int, should_stop: Callable[[], str | None]) -> tuple[list[Event], str | None]:
+        """Score the held-out views after ``step``; return the event, and the reason for a stop in between."""
         event, reason = self.scorer.evaluate(
             self.state, lambda: sync_stop_request(self._shard_group, should_stop(), False)[0]
         )
-        yield from self._log([] if event is None else [event])
-        return reason
+        return [] if event is None else [dataclasses.replace(event, step=step)], reason
 
     def _roll_back(self, failure: Exception) -> Iterator[Event]:
         """Replace a state that failed by that of the last checkpoint."""

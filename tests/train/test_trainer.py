@@ -19,11 +19,13 @@ from splatcli.config import Config, with_settings
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
+from splatcli.scene.camera import Camera
 from splatcli.scene.inspect import few_notes
 from splatcli.scene.scene import Scene
 from splatcli.train import events
 from splatcli.train.densify import Refinement
-from splatcli.train.events import Evaluated, Event, OpacityReset, Refined, Saved, Started, Stepped, Stopped
+from splatcli.train.evaluate import Renderer
+from splatcli.train.events import Evaluated, Event, OpacityReset, Probed, Refined, Saved, Started, Stepped, Stopped
 from splatcli.train.sharding import shard_of
 from splatcli.train.trainer import Trainer
 from tests.train.worlds import MemoryRun, PlainEngine, copied, made_scene, plain_renderer, short_config
@@ -41,7 +43,11 @@ class Clock:
 
 
 def started(
-    config: Config | None = None, scene: Scene | None = None, *, clock: Callable[[], float] | None = None
+    config: Config | None = None,
+    scene: Scene | None = None,
+    *,
+    clock: Callable[[], float] | None = None,
+    renderer: Renderer = plain_renderer,
 ) -> tuple[Trainer, MemoryRun, PlainEngine]:
     run, engine = MemoryRun(), PlainEngine()
     trainer = Trainer.start(
@@ -49,7 +55,7 @@ def started(
         scene or made_scene(),
         run_dir=run,  # type: ignore[arg-type]
         engine=engine,
-        renderer=plain_renderer,
+        renderer=renderer,
         clock=clock or Clock(),
     )
     return trainer, run, engine
@@ -367,6 +373,25 @@ def test_metrics_are_recorded() -> None:
     assert [record["step"] for record in scores] == [12, 24, 25]
     assert len(scores[0]["views"]) == 2  # type: ignore[arg-type]
     assert scores[0]["protocol"]["views"] == 2  # type: ignore[index]
+
+
+def opacity_renderer(gaussians: Gaussians, camera: Camera, *, background: Tensor, antialiased: bool) -> Tensor:
+    return gaussians.logit_opacities.sigmoid().mean().expand(camera.height, camera.width, 3).clone()
+
+
+def test_views_are_scored_before_the_opacities_of_the_same_step_are_reset() -> None:
+    scores = {}
+    for reset_every, resets in ((12, [("OpacityReset", 12)]), (1000, [])):
+        schedule = {"refine_start": 0, "refine_every": 4, "refine_stop": 30, "reset_every": reset_every}
+        config = short_config(30, train={"eval_every": 1}, guard={"probe_every": 1}, schedule=schedule)
+        trainer, run, _ = started(config, renderer=opacity_renderer)
+        happened = list(trainer.run(stop_at=14))
+        assert kinds(happened, OpacityReset) == resets
+        scores[reset_every] = {(type(e), e.step): e.psnr for e in happened if isinstance(e, Evaluated | Probed)}
+        assert [record["step"] for record in run.metrics if record["event"] == "probe"] == list(range(1, 15))
+    for kind in (Evaluated, Probed):
+        assert scores[12][kind, 12] == scores[1000][kind, 12], "the reset of step 12 lowers no figure of step 12"
+        assert scores[12][kind, 13] != scores[1000][kind, 13]
 
 
 def test_a_scene_with_nothing_held_out_trains_and_is_not_scored() -> None:
