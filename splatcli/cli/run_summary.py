@@ -11,12 +11,18 @@ from splatcli.cli.console import format_time, named_views
 from splatcli.cli.time_budget import process_age
 
 if TYPE_CHECKING:
-    from splatcli.train.events import Evaluated
+    from splatcli.train.events import Evaluated, Probed
     from splatcli.train.trainer import Trainer
 
+#: Steps that suffice for images that do not agree in their details (docs/quality.md, "Number of steps").
+_FEWER_STEPS = 7000
 
-def summary(trainer: Trainer, checkpoint: Path, score: Evaluated | None) -> str:
-    """Return the message at the end of a run: time, quality, sizes, what is suspicious, what comes next."""
+
+def summary(trainer: Trainer, checkpoint: Path, score: Evaluated | None, probed: Probed | None) -> str:
+    """Return the message at the end of a run: time, quality, sizes, what is suspicious, what comes next.
+
+    score, probed: the last figures of the held-out views and of the probe views.
+    """
     from splatcli.scene.borders import border_note
     from splatcli.train.evaluate import PASSES, outlier_note
 
@@ -36,10 +42,23 @@ def summary(trainer: Trainer, checkpoint: Path, score: Evaluated | None) -> str:
     if state.step >= PASSES * len(state.train):
         losses = {view: loss for view, loss in trainer.stepper.view_losses.items() if view not in skipped}
         remark += _misfit_remark(losses, len(state.train), name)
+    if not state.config.views.trained:  # or they have colours that held-out views lack
+        remark += _overfit_remark(probed, score, state.config.train.iterations)
     borders = None if score is None else border_note(trainer.scene, state.test)
     remark += f"\n{borders}" if borders else ""
     following = [f"splat view {name}", f"splat render {name} --views", f"splat export {name} -o scene.ply"]
     return f"{took}: {facts}{remark}\nnext: " + "\n      ".join(following)
+
+
+def _overfit_remark(probed: Probed | None, score: Evaluated | None, iterations: int) -> str:
+    """Return the lines about a model that fits its training views far better than others; nothing where it does not."""
+    from splatcli.train.evaluate import overfit_note
+
+    note = overfit_note(probed, score)
+    if note is None:
+        return ""
+    fewer = f"; -n {_FEWER_STEPS} may be as good" if iterations > _FEWER_STEPS else ""
+    return f"\n{note}\n  help: take more images between the others{fewer}; splat docs better-results"
 
 
 def _misfit_remark(losses: Mapping[str, float], views: int, run: str) -> str:

@@ -646,10 +646,11 @@ def run_trainer(
 
     The result is printed whenever the last state was saved, also before an error is raised.
     """
-    from splatcli.train.events import Evaluated, RolledBack, Stepped, Stopped
+    from splatcli.train.events import Evaluated, Probed, RolledBack, Stepped, Stopped
 
     stopped: Stopped | None = None
     score: Evaluated | None = None
+    probed: Probed | None = None
     rollbacks = 0
     problem: SplatError | None = None
     deadline = budget.deadline if budget else math.inf
@@ -672,6 +673,8 @@ def run_trainer(
                     rollbacks += 1
                 elif isinstance(event, Evaluated):
                     score = event
+                elif isinstance(event, Probed):
+                    probed = event
                 elif isinstance(event, Stopped):
                     stopped = event
                 if live is not None:
@@ -691,7 +694,7 @@ def run_trainer(
         "rollbacks": rollbacks,
     }
     if problem is None and stopped.reason == "finished" and trainer.state.config.data.block is None:
-        out.note(summary(trainer, stopped.path, score))
+        out.note(summary(trainer, stopped.path, score, probed))
     out.result(facts, [stopped.path])
     if problem is not None:
         raise problem

@@ -128,6 +128,28 @@ def misfits(losses: Mapping[str, float]) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
+#: Training views that are so many dB better than the held-out ones show what no other view confirms. The captures of
+#: docs/quality.md that gain by more steps are below it, but for one whose views are far apart.
+OVERFIT_DB = 6.0
+#: The part of a run after which a measurement of the probe views tells of its end.
+_LATE = 0.8
+
+
+def overfit_note(probed: Probed | None, score: Evaluated | None) -> str | None:
+    """Return a sentence about a model that fits its training views far better than the held-out ones, None if not.
+
+    probed, score: the last ones of a run.
+    """
+    if probed is None or score is None or probed.step < _LATE * score.step:
+        return None
+    if not probed.psnr - score.psnr > OVERFIT_DB:
+        return None
+    return (
+        f"training views have a PSNR of {probed.psnr:.1f} dB and held-out ones {score.psnr:.1f} dB: the model fits "
+        "details that no other image shows"
+    )
+
+
 #: A mean PSNR below this is one of images that show different things, in dB.
 UNLIKE_DB = 12.0
 #: A gain of mean PSNR in dB by fitted colours that tells of images with other exposures or white balances.

@@ -14,9 +14,9 @@ from PIL import Image, ImageFilter
 
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import find_latest_sound
-from splatcli.cli.run_summary import _misfit_remark
+from splatcli.cli.run_summary import _misfit_remark, _overfit_remark
 from splatcli.train.evaluate import misfits, outlier_note
-from splatcli.train.events import ViewScore
+from splatcli.train.events import Evaluated, Probed, ViewScore
 from tests.running import Splat
 
 SAMPLE = Path(__file__).parents[2] / "data" / "samples" / "courtyard"
@@ -74,6 +74,30 @@ def test_the_end_of_a_run_names_a_view_far_below_the_others(splat: Splat, tmp_pa
     assert "1 of 7 views is far below the median PSNR of" in done.err
     assert held_out.name in done.err
     assert f"splat eval {run} --sheet sheet.png" in done.err
+
+
+def test_the_end_of_a_run_tells_of_details_that_no_other_image_shows(splat: Splat, tmp_path: Path) -> None:
+    scene, run = tmp_path / "scene", tmp_path / "run"
+    shutil.copytree(SAMPLE, scene)
+    for i, image in enumerate(sorted((scene / "images").iterdir())):
+        if i % 7:
+            image.unlink()
+    settings = ("-r", "8", "--cap-max", "3000", "--skip-missing", "--test-every", "4", "--set", "guard.probe_every=100")
+    done = splat("train", scene, "-o", run, *settings, "-n", "320")
+    assert done.code == 0
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    probed, score = ([line["psnr"] for line in lines if line["event"] == kind][-1] for kind in ("probe", "eval"))
+    assert probed > score + 6.0, "six images say too little of what lies between them"
+    figures = f"training views have a PSNR of {probed:.1f} dB and held-out ones {score:.1f} dB"
+    assert f"{figures}: the model fits details that no other image shows" in done.err
+    assert "help: take more images between the others; splat docs better-results" in done.err
+    assert "-n 7000" in _overfit_remark(Probed(29500, 30.0, 1), Evaluated(30000, 23.9, 0.7, 1, []), 30000)
+    assert not _overfit_remark(Probed(29500, 30.0, 1), Evaluated(30000, 24.1, 0.7, 1, []), 30000)
+    assert not _overfit_remark(Probed(500, 30.0, 1), Evaluated(999, 10.0, 0.7, 1, []), 999), "an early figure"
+
+    whole = splat("train", SAMPLE, "-o", tmp_path / "whole", "-r", "8", "-n", "120", "--set", "guard.probe_every=100")
+    assert whole.code == 0
+    assert "no other image shows" not in whole.err
 
 
 def with_negatives(scene: Path, dark: tuple[int, ...] = ()) -> list[str]:
