@@ -154,7 +154,11 @@ class Scene(EngineScene):
 
     @classmethod
     def read(cls, data: DataConfig, background: Rgb | None = (0, 0, 0)) -> Scene:
-        """Return the scene that ``data`` names. background: R G B in 0..255, under what is transparent in images."""
+        """Return the scene that ``data`` names. Raises as open().
+
+        background: R G B in 0..255, under what is transparent in images; None keeps their alpha, for a background that
+        is new each step.
+        """
         found = read_scene(_path(data.scene, "Scene.read()"), data, background=background)
         return cls(**{one.name: getattr(found, one.name) for one in dataclasses.fields(EngineScene)}, data=data)
 
@@ -482,7 +486,7 @@ class Trainer:
                 name = shlex.quote(str(self.scene.root))
                 _log.warning(
                     "the scene has no points, and training begins with random ones: splat sfm %s --cameras %s "
-                    'triangulates better ones, for Scene.open(..., points=DIR); init="random" says nothing',
+                    'triangulates better ones, for Scene.open(..., points=DIR); init="random" leaves this warning out',
                     name,
                     name,
                 )
@@ -647,8 +651,9 @@ class Trainer:
     def run(self, stop_at: int | None = None) -> Run:
         """Train to the end, to step ``stop_at`` or until stop(); a later call continues, also after an error.
 
-        Raises what a callback raised, and KeyboardInterrupt after Ctrl-C, when the state of that step is saved (a
-        second Ctrl-C does not wait for that); UsageError in a callback; and as train/trainer.py Trainer.run().
+        After a callback has raised, and after Ctrl-C, the state of that step is saved; then this raises what the
+        callback raised, or KeyboardInterrupt. A second Ctrl-C raises it at once. Raises UsageError where the run is
+        under way already, as in a callback; else as train/trainer.py Trainer.run().
         """
         if stop_at is not None and (not _is_whole(stop_at) or stop_at < 0):
             raise _wrong(stop_at, "stop_at", "Trainer.run()", "the number of a step")
@@ -764,11 +769,10 @@ _LOOPS = ("asyncio.runners", "ipykernel.")
 
 
 class _Interrupts:
-    """Makes the first Ctrl-C a request to stop, and the second a KeyboardInterrupt; in the main thread only, and where
-    the program has no handler of its own.
+    """Makes the first Ctrl-C a request to stop, and the second a KeyboardInterrupt.
 
-    Those of asyncio.run() and of a cell with await are none: they leave Ctrl-C to the event loop, which waits for the
-    run.
+    In the main thread only, and not where the program has a handler of its own. The handlers of asyncio.run() and of a
+    notebook's cell with await are replaced: they leave Ctrl-C to the event loop, which waits for the run.
 
     reason: "SIGINT" once it has been pressed.
     """

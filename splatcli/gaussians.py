@@ -25,7 +25,7 @@ SHN_COUNTS = (0, 3, 8, 15, 24)
 
 @dataclass(slots=True, eq=False, repr=False)
 class Gaussians:
-    """N Gaussians as float32 leaf tensors on one device.
+    """N Gaussians, all tensors of one dtype on one device: float32 in runs and files, float64 for gradient checks.
 
     means            [N, 3]    world units, the scene's own frame
     quats            [N, 4]    w x y z, Hamilton, not normalised
@@ -34,6 +34,7 @@ class Gaussians:
     sh0              [N, 3]    constant SH coefficient of R G B; colour = 0.5 + 0.2820948 sh0 + ...
     shN              [N, K, 3] the other coefficients, K = 0, 3, 8, 15 or 24 (INRIA's order and signs)
 
+    Raises TypeError for what is no tensor, ValueError for shapes, dtypes or devices that do not fit together.
     Optimisers change the tensors in place. Of Gaussians on a GPU, shN may be in pinned host memory, which kernels
     can read as well (rasterizer/offload.py).
     """

@@ -22,6 +22,8 @@ from splatcli.gaussians import Gaussians, reachable
 from splatcli.native import abi, build
 from splatcli.native.build import cpu_library
 
+_log = logging.getLogger(__name__)
+
 #: Flags of /proc/cpuinfo that each x86 build needs.
 _NEEDED = {
     "avx512": {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"},
@@ -103,8 +105,6 @@ def load_cuda(ordinal: int) -> ctypes.CDLL:
     Raises ResourceError when there is neither a ready-made library nor a working nvcc, when it cannot be loaded, or
     when the driver is too old for it.
     """
-    import torch
-
     from splatcli.native.build_cuda import cuda_library
 
     return load_library(cuda_library(torch.cuda.get_device_capability(ordinal)))
@@ -150,6 +150,7 @@ def _header(ordinal: int, stream: int | None, dtype: torch.dtype, threads: int) 
 class Backend:
     """A loaded library and the settings of its calls.
 
+    dtype: of all real numbers: float32, or float64 on the CPU.
     threads: CPU threads; results do not depend on it.
     device: of its tensors.
     ordinal: the device's number for the native side.
@@ -250,17 +251,12 @@ class Backend:
         )
 
 
-_logger = logging.getLogger(__name__)
-
-
 def resolve_device(text: str) -> str:
     """Return the device that ``text`` names: for ``auto`` the best one of this machine, for ``cuda`` ``cuda:0``.
 
     With ``auto``, a GPU whose library cannot be built or loaded is skipped with a warning.
     Raises UsageError for a text that names no device and ResourceError for a device that is missing.
     """
-    import torch
-
     if text == "cpu":
         return "cpu"
     if text == "auto":
@@ -269,7 +265,7 @@ def resolve_device(text: str) -> str:
         try:
             return str(Backend.cuda("cuda").device)
         except ResourceError as error:
-            _logger.warning("%s\nThere is a GPU, but it cannot be used; going on with the CPU.", error)
+            _log.warning("%s\nThere is a GPU, but it cannot be used; going on with the CPU.", error)
             return "cpu"
     if re.fullmatch(r"cuda(:\d+)?", text):
         return str(Backend.cuda(text).device)

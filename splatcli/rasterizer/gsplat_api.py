@@ -121,11 +121,15 @@ def rasterization(
     """Render N Gaussians from C cameras, differentiably; leading batch dimensions ``...`` as in gsplat.
 
     means: [..., N, 3] world units. quats: [..., N, 4] w x y z, any length. scales: [..., N, 3] standard deviations, of
-        either sign. opacities: [..., N] in 0..1. N may be 0, and C.
+        either sign. opacities: [..., N] in 0..1. N and C may be 0.
     colors: [..., (C,) N, D] as they are; or with ``sh_degree`` SH coefficients [..., (C,) N, K, 3], or [N, K, 3] that
         the whole batch shares. Modes without RGB use no colours, and take None.
     viewmats: [..., C, 4, 4] world to camera, OpenCV axes; they get gradients. Ks: [..., C, 3, 3] pixels, no gradient.
+    width, height: pixels. near_plane, far_plane: camera z, world units, between which a mean has to lie for its
+        Gaussian to be rendered.
     backgrounds: [..., C, D].
+    render_mode: "RGB"; "D", depth; "ED", expected depth; or "RGB+D", "RGB+ED" with the depth as the last channel.
+    rasterize_mode: "classic"; or "antialiased", which scales opacities by the area that ``eps2d`` adds.
     covars: [..., N, 3, 3] in place of quats and scales, which are not read then and may be None.
     radius_clip: Gaussians with no larger radius, in pixels, are left out; they are projected twice.
     eps2d: added to both variances in the image, square pixels. With another than 0.3, and with covars, the stages of
@@ -148,8 +152,7 @@ def rasterization(
     Returns (images [..., C, H, W, X], alphas [..., C, H, W, 1], meta). X is D, and one more with a depth; "D" is the
     sum of weight times camera z, "ED" that divided by alpha. meta["means2d"] is part of the graph between the means and
     the images; its gradient is in its ``grad`` after backward(), and with ``absgrad`` the pixels' magnitudes in its
-    ``absgrad``. The tile intersections in meta are listed when they
-    are first read.
+    ``absgrad``. The tile intersections in meta are listed when they are first read.
     Raises UsageError for an unsupported value, ValueError for shapes that do not fit, TypeError for what is no tensor
     with numbers, DistributedError on all ranks when they do not agree.
     """

@@ -302,11 +302,13 @@ def render_sharded(
     gaussians: this rank's own; there may be none. They get the gradients of the losses of all ranks, added by rank.
     background: [3], of this rank's image.
     Raises DistributedError on every rank, naming those that differ, when SH degrees, antialiasing or z_range are not
-    the same, or when some ranks do not come; ResourceError on a GPU.
+    the same, or when some ranks do not come; UsageError for parameters in float64; ResourceError where there are no
+    kernels for the device, or no compiler.
     """
-    dtype = torch.float64 if gaussians.means.dtype == torch.float64 else torch.float32
-    if dtype != torch.float32:
-        raise UsageError("sharded rendering computes in float32", remedy="give parameters in float32")
+    if gaussians.means.dtype == torch.float64:
+        raise UsageError(
+            "sharded rendering computes in float32", where="render_sharded()", remedy="give parameters in float32"
+        )
     near, far = (int(np.float32(z).view(np.int32)) for z in z_range or (0.0, 0.0))
     group.check_agreement(
         "a rendering",
@@ -316,9 +318,9 @@ def render_sharded(
     )
     cameras = [_unpacked(row) for row in group.all_gather(_packed(camera))]
     job = _Rendering(group, backend_for(gaussians.device), cameras, gaussians.sh_degree, antialiased, z_range)
-    parameters = [tensor.to(dtype).contiguous() for _, tensor in gaussians.items()]
+    parameters = [tensor.float().contiguous() for _, tensor in gaussians.items()]
     behind = gaussians.means.new_zeros(3) if background is None else background
-    image, alpha, depth = _RenderSharded.apply(job, behind.to(dtype).contiguous(), *parameters)  # type: ignore[no-untyped-call]
+    image, alpha, depth = _RenderSharded.apply(job, behind.float().contiguous(), *parameters)  # type: ignore[no-untyped-call]
     return Render(image, alpha, depth)
 
 

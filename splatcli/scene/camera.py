@@ -36,6 +36,9 @@ class Camera:
     viewmat: [4, 4] float64, world to camera; made of a list, or of a tensor on the CPU without gradient.
     near: the near plane: camera z up to which Gaussians are not rendered, world units.
     model: "pinhole", "ortho" or "fisheye". Scenes have pinholes and fisheyes.
+
+    Raises ValueError for another model, and for a viewmat of another shape or with a gradient. Numbers are checked when
+    the camera is rendered.
     """
 
     name: str
@@ -148,9 +151,10 @@ class Camera:
         return self.resized(max(1, self.width // divisor), max(1, self.height // divisor))
 
     def as_pinhole(self) -> Camera:
-        """Return the pinhole of the same pose, size and scale in the middle, which shows less than a fisheye does.
+        """Return the pinhole of the same pose, size and focal lengths, which shows less than a fisheye does.
 
-        Its near plane is as many times nearer than the nearest points as those of other pinholes, see read.py.
+        The near plane of a fisheye of a scene is nearer than that of a pinhole (scene/build.py); this moves it back.
+        Raises UsageError for an orthographic camera.
         """
         if self.model == "pinhole":
             return self
@@ -240,6 +244,7 @@ _LEAST_SPREAD = 1e-4
 def focus_point(poses: NDArray[np.float64]) -> NDArray[np.float64] | None:
     """Return [3], the point nearest to all optical axes in least squares; None if the axes are parallel.
 
+    poses: [N, 4, 4] camera to world, of which column 2 is the axis, forward or back.
     With unit directions d and centres c it solves sum (I - d d^T) (p - c) = 0.
     """
     across = np.eye(3) - poses[:, :3, 2, None] * poses[:, None, :3, 2]

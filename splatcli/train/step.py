@@ -74,8 +74,9 @@ class Stepper:
     def step(self, state: TrainState, strategy: Strategy, step: int) -> list[Stepped]:
         """Submit step number ``step`` and return the steps whose losses are known now.
 
-        An engine may do the step later, but not after drain(). Raises SceneError when a training image is damaged, and
-        UsageError when the strategy is that of a plug-in and fails; then ``state`` is the one before the step.
+        An engine may still be at work on the step when this returns; drain() waits for it. Raises SceneError when a
+        training image is damaged, and UsageError when the strategy is that of a plug-in and fails; then ``state`` is
+        the one before the step.
         """
         if self.batch_engine is not None:
             return self._step_on_batch(state, strategy, step, self.batch_engine)
