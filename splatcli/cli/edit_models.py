@@ -179,9 +179,7 @@ def _scene_of_file(model: Model, data: Path, out: Output) -> tuple[Scene, Photos
     if divisor == 1:
         return scene, photos
     out.note(f"note: images are compared at 1/{divisor} of their width and height, where the model's renders fit best")
-    sizes = [(max(1, round(one.width / divisor)), max(1, round(one.height / divisor))) for one in scene.cameras]
-    cameras = [camera.resized(*size) for camera, size in zip(scene.cameras, sizes, strict=True)]
-    return replace(scene, cameras=cameras), photos
+    return replace(scene, cameras=[camera.scaled(1 / divisor) for camera in scene.cameras]), photos
 
 
 def _photos(checkpoint: Checkpoint, data: Path | None, out: Output) -> Photos | None:

@@ -24,7 +24,7 @@ from splatcli.rasterizer import ppisp
 from splatcli.rasterizer.bilateral_grid import AT_A_TIME, BAND_BYTES
 from splatcli.rasterizer.context import Z_FAR, tile_rows_of
 from splatcli.rasterizer.memory_budget import LIST_BYTES, MAX_ISECTS, round_capacity
-from splatcli.rasterizer.reference import other_pixels
+from splatcli.rasterizer.reference import BLUR, JACOBIAN_MARGIN, other_pixels
 from splatcli.rotation import rotation_matrices
 from splatcli.scene.camera import Camera
 
@@ -34,10 +34,6 @@ _TILE_ROWS = 1 << 19
 
 #: With more tile rows than this among a chunk's Gaussians, which is no normal scene, their boxes are counted instead.
 _MAX_TILE_ROWS = 4 * _TILE_ROWS
-
-#: px^2, docs/math.md 3.4; and how far outside the image, in its sides, the Jacobian follows a mean (3.3).
-_BLUR = 0.3
-_CLAMP = 0.15
 
 #: How far the kernel's float32 may move an edge: relative to the coordinates, and in pixels.
 _RELATIVE, _PIXELS = 1e-5, 0.01
@@ -140,9 +136,9 @@ def _ellipses(gaussians: Gaussians, camera: Camera) -> tuple[Tensor, Tensor]:
         fx, fy, cx, cy = (z.new_tensor(number) for number in (camera.fx, camera.fy, camera.cx, camera.cy))
         pixels, jacobians = other_pixels(camera.model, (x, y, z), (fx, fy, cx, cy))
         (u, v), (u0, u1) = pixels.unbind(1), (jacobians @ root).unbind(1)
-    a, b, c = (u0 * u0).sum(1) + _BLUR, (u0 * u1).sum(1), (u1 * u1).sum(1) + _BLUR
+    a, b, c = (u0 * u0).sum(1) + BLUR, (u0 * u1).sum(1), (u1 * u1).sum(1) + BLUR
     # The exact test is generous by a ten-thousandth, and where terms cancel float32 decides: 5.3.
-    cancelling = (a + c) * (a + c) / (a * c - b * b).clamp(min=_BLUR * _BLUR)
+    cancelling = (a + c) * (a + c) / (a * c - b * b).clamp(min=BLUR * BLUR)
     tau = tau[seen].clamp(min=0) * (1 + 2e-4 + 1e-6 * cancelling) + 2e-4
     ellipses = torch.stack([u, v, a, b, c, tau], 1)
     finite = ellipses.isfinite().all(1)
@@ -150,7 +146,7 @@ def _ellipses(gaussians: Gaussians, camera: Camera) -> tuple[Tensor, Tensor]:
 
 
 def _clamp(size: int, center: float, focal: float) -> tuple[float, float]:
-    return (-_CLAMP * size - center) / focal, ((1 + _CLAMP) * size - center) / focal
+    return (-JACOBIAN_MARGIN * size - center) / focal, ((1 + JACOBIAN_MARGIN) * size - center) / focal
 
 
 def _tiles(center: Tensor, half: Tensor, size: int) -> tuple[Tensor, Tensor]:
