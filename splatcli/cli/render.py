@@ -251,7 +251,7 @@ def render(args: RenderArguments) -> int:
     from splatcli.cli.model import find_model, load_model
     from splatcli.native.backend import resolve_device
     from splatcli.render.output import check_format
-    from splatcli.render.view_renderer import parse_kinds, parse_model, parse_range, parse_size
+    from splatcli.render.view_renderer import parse_kinds, parse_projection, parse_range, parse_size
     from splatcli.train.backgrounds import parse_background
 
     output = None if args.output is None else stdout_or(args.output, json=args.json)
@@ -262,7 +262,7 @@ def render(args: RenderArguments) -> int:
             kinds=parse_kinds(args.what) if args.what is not None else None,
             side_by_side=args.side_by_side,
             size=parse_size(args.size) if args.size is not None else None,
-            projection=parse_model(args.projection) if args.projection is not None else None,
+            projection=parse_projection(args.projection) if args.projection is not None else None,
             background=parse_background(args.background) if args.background is not None else None,
             depth_range=parse_range(args.depth_range) if args.depth_range is not None else None,
             fps=args.fps,

@@ -101,7 +101,7 @@ class Lpips:
             "version": "0.1",
             "package": f"{self.package} {_version(self.package)}",
             "input": "0..1 scaled to -1..1",
-            "masks": "hidden pixels are black in both",
+            "masks": "masked pixels are black in both",
         }
 
 

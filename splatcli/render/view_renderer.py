@@ -40,7 +40,7 @@ def parse_size(text: str) -> tuple[int, int]:
     return width, height
 
 
-def parse_model(text: str) -> CameraModel:
+def parse_projection(text: str) -> CameraModel:
     """Return the camera model that is named. Raise UsageError."""
     for model in MODELS:
         if text == model:

@@ -89,7 +89,7 @@ def find_images(
             f"{counted(len(moved), 'image')} that {source.file.name} places outside the scene "
             f"{'was' if len(moved) == 1 else 'were'} found in its folder, e.g. {moved[0]}"
         )
-    _tell_links(found, source.root, notes)
+    _note_links(found, source.root, notes)
     # Of images in the scene's own folder, a folder DIR_2 beside it is another scene.
     own = found.folder.resolve() == source.root.resolve()
     if source.resized_folders and not own and data.resolution in DIVISORS and data.resolution != 1:
@@ -290,7 +290,7 @@ def _in_place_of(path: Path) -> str:
         return ""
 
 
-def _tell_links(found: Found, root: Path, notes: list[str]) -> None:
+def _note_links(found: Found, root: Path, notes: list[str]) -> None:
     """Add a note on links that lead out of the scene. They are followed: data stores use them for every image."""
     away = {path for path in {found.folder, *found.paths.values()} if path.is_symlink()}
     # A link that leads to itself stays as it is, where Path.resolve() would raise: opening it names the fault.

@@ -345,24 +345,24 @@ def identical_files(paths: Iterable[Path]) -> list[list[Path]]:
     """
     known: dict[tuple[Hashable, Hashable], Hashable] = {}
 
-    def once(tell: Callable[[Path], Hashable], path: Path) -> Hashable:
+    def once(key_of: Callable[[Path], Hashable], path: Path) -> Hashable:
         found = path.stat()
-        key = (tell, (found.st_dev, found.st_ino))
+        key = (key_of, (found.st_dev, found.st_ino))
         if key not in known:
-            known[key] = tell(path)
+            known[key] = key_of(path)
         return known[key]
 
     groups = [list(paths)]
-    for tell in (_size, _start, _digest):
-        groups = [part for group in groups for part in _parts(group, partial(once, tell))]
+    for key_of in (_size, _start, _digest):
+        groups = [part for group in groups for part in _parts(group, partial(once, key_of))]
     return groups
 
 
-def _parts(group: list[Path], tell: Callable[[Path], Hashable]) -> list[list[Path]]:
+def _parts(group: list[Path], key_of: Callable[[Path], Hashable]) -> list[list[Path]]:
     parts: dict[Hashable, list[Path]] = defaultdict(list)
     for path in group:
         try:
-            parts[tell(path)].append(path)
+            parts[key_of(path)].append(path)
         except OSError:
             continue
     return [part for part in parts.values() if len(part) > 1]

@@ -247,7 +247,7 @@ def _numbers(element: ET.Element | None, count: int, name: str, label: str, file
 def _placements(chunk: ET.Element, file: Path, notes: list[str]) -> tuple[dict[str | None, _Placement], str | None]:
     """Return placements by component, that of the chunk under None; and the largest one, if no frame is common."""
     placements: dict[str | None, _Placement] = {None: _placement(chunk.find("transform"), "the chunk", file)}
-    counted = Counter(
+    aligned = Counter(
         camera.get("component_id")
         for camera in chunk.iterfind("cameras//camera")
         if _why_not(camera, None if camera.find("transform") is None else camera, None, None) is None
@@ -258,11 +258,11 @@ def _placements(chunk: ET.Element, file: Path, notes: list[str]) -> tuple[dict[s
         transform = component.find("transform")
         if transform is not None:
             placements[number] = _placement(transform, f"component {number}", file)
-        elif number in counted:
+        elif number in aligned:
             placed = False
-    if len(counted) < 2 or placed:
+    if len(aligned) < 2 or placed:
         return placements, None
-    largest = counted.most_common(1)[0][0]
+    largest = aligned.most_common(1)[0][0]
     notes.append("the chunk has several components without a common frame: the largest is used")
     return placements, largest
 

@@ -136,7 +136,7 @@ def block_contents(scene: Scene, shape: tuple[int, int]) -> list[BlockContents]:
     found = []
     for block in range(len(grid)):
         inside = grid.near(sample, block, margin)
-        shown = [sight for sight in views if _shows(sight, own, inside, block, len(grid))]
+        shown = [view for view in views if _shows(view, own, inside, block, len(grid))]
         seen = np.logical_or.reduce(shown) if shown else np.zeros_like(inside)
         around = min(int((seen & ~inside).sum()), int(AROUND * inside.sum()))
         found.append(BlockContents(len(shown), float(inside.mean()), around / len(sample)))
@@ -243,14 +243,17 @@ def _sample(xyz: NDArray[np.floating]) -> NDArray[np.int64]:
     return np.arange(0, len(xyz), max(1, len(xyz) // _SAMPLE))
 
 
-def _shows(sight: Mask, own: NDArray[np.int64], inside: Mask, block: int, blocks: int) -> bool:
-    """Return whether a view belongs to ``block``: enough of what it sees lies there, or more than in any other."""
-    total = int(sight.sum())
+def _shows(view: Mask, own: NDArray[np.int64], inside: Mask, block: int, blocks: int) -> bool:
+    """Return whether a view belongs to ``block``: enough of what it sees lies there, or more than in any other.
+
+    view: [N] bool, the points that it sees. own: [N], the block of each point. inside: [N] bool, those of ``block``.
+    """
+    total = int(view.sum())
     if total == 0:
         return False
-    if int((sight & inside).sum()) >= LEAST_SHARE * total:
+    if int((view & inside).sum()) >= LEAST_SHARE * total:
         return True
-    return int(np.bincount(own[sight], minlength=blocks).argmax()) == block
+    return int(np.bincount(own[view], minlength=blocks).argmax()) == block
 
 
 def _surroundings(scene: Scene, train: list[int], inside: Mask) -> Mask:

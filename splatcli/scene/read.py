@@ -241,7 +241,7 @@ def _compare(source: SceneSource, other: Reader, root: Path, data: DataConfig) -
             where=root,
             remedy=f"choose one: move the other away, or splat train --format {colmap.READER.name} or {other.name}",
         )
-    source.notes.append(f"the COLMAP model is used, not {other.files}, which tells the same views")
+    source.notes.append(f"the COLMAP model is used, not {other.files}, which describes the same views")
 
 
 def _nothing(wanted: Reader | None, root: Path, there: list[Reader]) -> SceneError:

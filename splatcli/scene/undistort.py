@@ -124,16 +124,17 @@ def camera_of(lens: pycolmap.Camera, projection: Projection, where: object, labe
     """
     if projection == "pinhole" or is_pinhole(lens):
         return pinhole_of(lens, where, label)
-    sight = None if projection == "auto" and _is_narrow(lens) else Sight.of(lens)
-    if projection == "auto" and (sight is None or sight.widest <= _WIDE):
+    fov = None if projection == "auto" and _is_narrow(lens) else FieldOfView.of(lens)
+    if projection == "auto" and (fov is None or fov.widest <= _WIDE):
         return pinhole_of(lens, where, label)
-    return _fisheye_of(lens, sight, where, label)
+    return _fisheye_of(lens, fov, where, label)
 
 
 def _is_narrow(lens: pycolmap.Camera) -> bool:
-    """Return whether corners and edges are known to be at most _WIDE from the axis; a tenth of the time of Sight.of().
+    """Return whether corners and edges are known to be at most _WIDE from the axis.
 
-    The way from a pixel to its ray is checked by the way back, since COLMAP's is wrong beyond 90 degrees.
+    It takes a tenth of the time of FieldOfView.of(). The way from a pixel to its ray is checked by the way back, since
+    COLMAP's is wrong beyond 90 degrees.
     """
     x, y = np.meshgrid([0.0, lens.width / 2, lens.width], [0.0, lens.height / 2, lens.height])
     pixels = np.stack([x.ravel(), y.ravel()], axis=1)
@@ -148,12 +149,12 @@ def is_fisheye(camera: pycolmap.Camera) -> bool:
     return bool(camera.model_name == _FISHEYE)
 
 
-def _fisheye_of(lens: pycolmap.Camera, sight: Sight | None, where: object, label: str) -> pycolmap.Camera:
+def _fisheye_of(lens: pycolmap.Camera, fov: FieldOfView | None, where: object, label: str) -> pycolmap.Camera:
     """Return the equidistant fisheye that shows all that a lens sees up to MAX_ANGLE, as large in its middle.
 
-    sight: Sight.of(lens). Raises SceneError without one: the distortion folds over or leaves the image.
+    fov: FieldOfView.of(lens). Raises SceneError without one: the distortion folds over or leaves the image.
     """
-    if sight is None:
+    if fov is None:
         raise SceneError(
             f"{label}: its {lens.model_name} distortion cannot be undone; the coefficients {lens.params_to_string()} "
             "bend rays out of the image or over one another",
@@ -161,13 +162,13 @@ def _fisheye_of(lens: pycolmap.Camera, sight: Sight | None, where: object, label
             remedy="calibrate the camera again",
         )
     focal = np.array([lens.focal_length_x, lens.focal_length_y])
-    low, high = sight.low * focal, sight.high * focal
+    low, high = fov.low * focal, fov.high * focal
     width, height = np.maximum(1, np.round(high - low)).astype(int).tolist()
     return pycolmap.Camera(model=_FISHEYE, width=width, height=height, params=[*focal.tolist(), *(-low).tolist()])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sight:
+class FieldOfView:
     """How far a lens sees. COLMAP's way back from pixels is wrong beyond 90 degrees, so rays are followed instead.
 
     widest: largest angle from the optical axis, radians, of a ray in its image, at most MAX_ANGLE.
@@ -181,7 +182,7 @@ class Sight:
     high: NDArray[np.float64]
 
     @classmethod
-    def of(cls, lens: pycolmap.Camera) -> Sight | None:
+    def of(cls, lens: pycolmap.Camera) -> FieldOfView | None:
         """Return None where rays fold over in most directions while they are in the image, or none but the axis is."""
         turns = np.linspace(0.0, 2.0 * np.pi, _TURNS, endpoint=False)
         around = np.stack([np.cos(turns), np.sin(turns)], axis=1)[:, None]
@@ -235,8 +236,8 @@ def sampling_grid(lens: pycolmap.Camera, camera: Camera) -> Tensor:
     """
     import torch
 
-    sight = Sight.of(lens) if camera.model == "fisheye" else None
-    limit = None if sight is None else sight.limit
+    fov = FieldOfView.of(lens) if camera.model == "fisheye" else None
+    limit = None if fov is None else fov.limit
     grid = np.empty((camera.height, camera.width, 2), dtype=np.float32)
     rows = max(1, _CHUNK // camera.width)
     for top in range(0, camera.height, rows):

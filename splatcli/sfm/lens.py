@@ -20,7 +20,7 @@ from scipy.optimize import least_squares
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import MAX_ANGLE
-from splatcli.scene.undistort import Sight, camera_of, check_lens
+from splatcli.scene.undistort import FieldOfView, camera_of, check_lens
 from splatcli.sfm.options import is_fisheye_model
 
 #: The models that are tried, from the fewest parameters to the most.
@@ -483,11 +483,11 @@ def _is_monotone(lens: pycolmap.Camera) -> bool:
 
 def _is_monotone_fisheye(lens: pycolmap.Camera) -> bool:
     """Return the same up to MAX_ANGLE; COLMAP has no way back from pixels beyond 90 degrees, so rays are followed."""
-    sight = Sight.of(lens)
-    if sight is None or (sight.limit < MAX_ANGLE and sight.widest >= sight.limit):
+    fov = FieldOfView.of(lens)
+    if fov is None or (fov.limit < MAX_ANGLE and fov.widest >= fov.limit):
         return False
     turns = np.linspace(0.0, 2.0 * np.pi, _LINES, endpoint=False)
-    angles = np.linspace(0.0, sight.widest, _POINTS + 1)
+    angles = np.linspace(0.0, fov.widest, _POINTS + 1)
     across = np.sin(angles)[None, :, None] * np.stack([np.cos(turns), np.sin(turns)], axis=1)[:, None]
     ahead = np.broadcast_to(np.cos(angles)[None, :, None], (_LINES, _POINTS + 1, 1))
     rays = np.concatenate([across, ahead], axis=2).reshape(-1, 3)

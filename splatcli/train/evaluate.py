@@ -195,8 +195,8 @@ def protocol(config: Config, scene: Scene, indices: Sequence[int]) -> dict[str, 
 
 def _masks(scene: Scene) -> str:
     if scene.images.masked:
-        return "hidden pixels do not count"
-    return "hidden pixels show the background in photos" if scene.images.has_masks else "none"
+        return "masked pixels do not count"
+    return "masked pixels show the background in images" if scene.images.has_masks else "none"
 
 
 def _split(config: Config, scene: Scene) -> str:

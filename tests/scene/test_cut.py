@@ -40,7 +40,7 @@ def test_what_a_mask_cuts_away_shows_the_background_and_counts(tmp_path: Path, b
     scene = read_scene(masked_scene(tmp_path), data, background=background)  # type: ignore[arg-type]
     assert any("8 images have masks; what they hide is empty" in note for note in scene.notes)
     assert not scene.images.masked
-    assert protocol(Config(), scene, [0])["masks"] == "hidden pixels show the background in photos"
+    assert protocol(Config(), scene, [0])["masks"] == "masked pixels show the background in images"
     for i in range(made.COUNT):
         image = scene.images.image(i)
         assert image.masked is None

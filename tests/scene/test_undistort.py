@@ -15,7 +15,7 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import MAX_ANGLE, Camera
 from splatcli.scene.read import read_scene
 from splatcli.scene.undistort import (
-    Sight,
+    FieldOfView,
     blank,
     camera_of,
     is_fisheye,
@@ -180,7 +180,7 @@ def test_they_are_refused_for_a_fisheye_too(focal: float, k: float, projection: 
 @pytest.mark.parametrize("model", LENSES)
 def test_lenses_that_see_less_to_the_side_become_pinholes(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """73 degrees across, and less. Nine rays tell: a thousand images may have a lens each."""
-    monkeypatch.setattr(Sight, "of", None)
+    monkeypatch.setattr(FieldOfView, "of", None)
     assert not is_fisheye(camera_of(made.lens(model, LENSES[model], WIDTH, HEIGHT), "auto", "here", "camera 1"))
 
 

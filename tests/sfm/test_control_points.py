@@ -91,7 +91,7 @@ def test_a_room_gets_its_surveyed_axes_and_transforms(photos: Path, tmp_path: Pa
         assert np.allclose(one.viewmat, other.viewmat, atol=1e-9)
         assert np.allclose([one.fx, one.fy, one.cx, one.cy], [other.fx, other.fy, other.cx, other.cy], rtol=1e-9)
     assert run(["info", "made"]) == 0
-    assert "the COLMAP model is used, not transforms.json, which tells the same views" in capfd.readouterr().out
+    assert "the COLMAP model is used, not transforms.json, which describes the same views" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(("metres", "kept"), [(0.002, 8), (0.5, 7)])

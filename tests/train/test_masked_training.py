@@ -104,7 +104,7 @@ def test_a_view_that_is_hidden_altogether_has_no_score(tmp_path: Path) -> None:
         return torch.full((camera.height, camera.width, 3), 0.5)
 
     assert [score.name for score in evaluate(render, scene, [1, 2, 3])] == ["0001.png", "0003.png"]
-    assert protocol(Config(), scene, [1, 2, 3])["masks"] == "hidden pixels do not count"
+    assert protocol(Config(), scene, [1, 2, 3])["masks"] == "masked pixels do not count"
 
 
 def test_targets_bring_what_is_hidden(tmp_path: Path) -> None:
