@@ -113,16 +113,16 @@ def _photo_facts(path: Path) -> dict[str, Any]:
     from splatcli.scene.images import max_pixels
     from splatcli.sfm.images import find_input, readable
 
-    footage = find_input(path)
-    headers, bad = readable(footage, max_pixels(None))
+    inputs = find_input(path)
+    headers, bad = readable(inputs, max_pixels(None))
     return {
         "kind": "photos",
         "path": path,
-        "num_photos": len(footage.names),
+        "num_photos": len(inputs.names),
         "sizes": sorted({f"{header.width}x{header.height}" for header in headers.values()}),
         "unreadable": sorted(bad),
-        "not_read": list(footage.unread),
-        "copies": list(footage.copies),
+        "not_read": list(inputs.unread),
+        "copies": list(inputs.copies),
         "cameras": "none: splat sfm finds them, and splat train does so first",
     }
 

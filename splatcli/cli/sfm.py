@@ -194,9 +194,9 @@ def sfm(args: SfmArguments) -> int:
             from splatcli.sfm.triangulate import known_cameras
 
             scene = read_scene(args.cameras, DataConfig(resolution=1))
-            footage = find_input(args.images, args.masks)
-            given["cameras"] = known_cameras(scene, footage)
-            if left_out := len(footage.names) - len(given["cameras"]):
+            inputs = find_input(args.images, args.masks)
+            given["cameras"] = known_cameras(scene, inputs)
+            if left_out := len(inputs.names) - len(given["cameras"]):
                 what = f"not among the views of {args.cameras}"
                 out.note(f"note: {counted(left_out, f'image is {what}', f'images are {what}')}, and left out")
         if args.gcp is not None:
@@ -206,7 +206,7 @@ def sfm(args: SfmArguments) -> int:
             from splatcli.sfm.nerfstudio import check_lens_known, write_transforms
 
             check_lens_known(chosen.camera_model)
-        solved = find_cameras(
+        result = find_cameras(
             args.images,
             chosen,
             place=args.output,
@@ -215,10 +215,10 @@ def sfm(args: SfmArguments) -> int:
             masks=args.masks,
             out=out,
         )
-        facts = {name: value for name, value in solved.facts.items() if name != "key"}
+        facts = {name: value for name, value in result.facts.items() if name != "key"}
         if args.nerfstudio:
-            facts["transforms"] = write_transforms(solved.folder)
-        out.result({"path": solved.folder, "reused": solved.reused, **facts}, [solved.folder])
+            facts["transforms"] = write_transforms(result.folder)
+        out.result({"path": result.folder, "reused": result.reused, **facts}, [result.folder])
     return 0
 
 
@@ -286,12 +286,12 @@ def find_cameras(
     """
     from splatcli.sfm.images import find_input
 
-    footage = find_input(images, masks)
-    return _solve(footage, chosen, place=place, beside=beside, overwrite=overwrite, device=device, out=out)
+    inputs = find_input(images, masks)
+    return _run_and_report(inputs, chosen, place=place, beside=beside, overwrite=overwrite, device=device, out=out)
 
 
-def _solve(
-    footage: SfmInput,
+def _run_and_report(
+    inputs: SfmInput,
     chosen: SfmOptions,
     *,
     place: Path | None,
@@ -302,36 +302,37 @@ def _solve(
     keep_failed: bool = True,
     or_finer: bool = False,
 ) -> SfmResult:
+    """Run structure from motion as find_cameras(), on images that are found already. Arguments as of run_sfm()."""
     from splatcli.sfm.report import doubts, lines, notes
     from splatcli.sfm.run import gpu_wanted, run_sfm
 
     gpu = gpu_wanted(device)
     with _PhaseProgress(out) as progress:
-        solved = run_sfm(
-            footage,
+        result = run_sfm(
+            inputs,
             chosen,
             place=place,
             beside=beside,
             overwrite=overwrite,
             gpu=gpu,
-            tell=progress.report,
+            progress=progress.report,
             keep_failed=keep_failed,
             or_finer=or_finer,
         )
-    folder = solved.folder
-    if solved.reused:
+    folder = result.folder
+    if result.reused:
         what = "points" if chosen.cameras is not None else "cameras"
         out.note(f"{what} found before are used: {_shown(folder)}")
-        if solved.is_earlier and chosen.cameras is None:
-            anew = shlex.join(["splat", "sfm", str(footage.path), "-o", str(folder), "--overwrite"])
+        if result.is_earlier and chosen.cameras is None:
+            anew = shlex.join(["splat", "sfm", str(inputs.path), "-o", str(folder), "--overwrite"])
             out.note(f"note: an earlier version found them; {anew} finds them anew, in another frame")
     else:
-        out.note("\n".join(lines(solved.facts)))
-    for note in notes(solved.facts):
+        out.note("\n".join(lines(result.facts)))
+    for note in notes(result.facts):
         out.note(f"note: {note}")
-    for doubt in doubts(solved.facts):
+    for doubt in doubts(result.facts):
         out.warn(doubt)
-    return solved
+    return result
 
 
 def scene_with_cameras(path: Path, data: DataConfig, *, run: Path, overwrite: bool, device: str, out: Output) -> Path:
@@ -384,10 +385,10 @@ def scene_with_points(
     out.note("the scene has no points: splat sfm triangulates them first (--init random goes without)")
     try:
         full = read_scene(scene.root, data.model_copy(update={"resolution": 1}).images_only())
-        footage = images_of(full)
-        chosen = SfmOptions(cameras=known_cameras(full, footage), max_image_size=_feature_size(scene, full))
-        solved = _solve(
-            footage,
+        inputs = images_of(full)
+        chosen = SfmOptions(cameras=known_cameras(full, inputs), max_image_size=_feature_size(scene, full))
+        result = _run_and_report(
+            inputs,
             chosen,
             place=None,
             beside=run.parent,
@@ -400,16 +401,16 @@ def scene_with_points(
     except (SceneError, ResourceError, OutputError) as error:
         out.warn(f"training begins with random points, because no others can be triangulated: {error.what}")
         return None
-    if chosen.max_image_size < SfmOptions().max_image_size and not solved.reused:
+    if chosen.max_image_size < SfmOptions().max_image_size and not result.reused:
         given_as = shlex.quote(data.scene)
         out.note(
             f"note: features were found at {chosen.max_image_size} pixels, for training images of this size; splat sfm "
             f"{given_as} --cameras {given_as} finds more points, for --points"
         )
-    if solved.facts["points"] < _LEAST_POINTS:
-        out.warn(f"training begins with random points: only {solved.facts['points']} could be triangulated")
+    if result.facts["points"] < _LEAST_POINTS:
+        out.warn(f"training begins with random points: only {result.facts['points']} could be triangulated")
         return None
-    return solved.folder
+    return result.folder
 
 
 def _feature_size(scene: Scene, full: Scene) -> int:

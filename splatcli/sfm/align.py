@@ -30,7 +30,7 @@ class Alignment:
     recorded: positions of frames of videos, by their names.
     """
 
-    footage: SfmInput
+    inputs: SfmInput
     options: SfmOptions
     folder: Path
     panoramas: Sequence[str]
@@ -46,16 +46,16 @@ class Alignment:
             return self._scale(model)
         if self.options.georeference == "off":
             return {"applied": False, "reason": "off"}
-        if self.footage.is_video and not self.recorded and self.options.georeference != "on":
+        if self.inputs.is_video and not self.recorded and self.options.georeference != "on":
             return {"applied": False, "reason": "videos have no GPS"}
         try:
             centers = {self._source(name): center for name, center in centers_of(model).items()}
-            found = georeference(centers, self.recorded if self.footage.is_video else self._exif(centers))
+            found = georeference(centers, self.recorded if self.inputs.is_video else self._exif(centers))
         except PositionsError as reason:
             if self.options.georeference == "on":
                 raise SceneError(
                     f"the model cannot be aligned with GPS: {reason}",
-                    where=self.footage.path,
+                    where=self.inputs.path,
                     remedy="leave out --georeference on; --scale-from A,B,LENGTH gives it metres",
                 ) from None
             return {"applied": False, "reason": str(reason)}
@@ -70,7 +70,7 @@ class Alignment:
         return {"applied": True, "origin": list(found.origin), **found.facts()}
 
     def _exif(self, names: Iterable[str]) -> dict[str, Place]:
-        return {name: place for name in names if (place := position_of(self.footage.path / name)) is not None}
+        return {name: place for name in names if (place := position_of(self.inputs.path / name)) is not None}
 
     def _source(self, name: str) -> str:
         """Return the file that an image of the model was taken from."""
@@ -116,8 +116,8 @@ class Alignment:
 
     def _unturned(self, name: str) -> int:
         """Return the EXIF orientation of an image of the model that is worked on as it is stored; else 1."""
-        file = self.footage.path / name
-        if self.footage.is_video or not file.is_file():  # a frame, or a face of a panorama
+        file = self.inputs.path / name
+        if self.inputs.is_video or not file.is_file():  # a frame, or a face of a panorama
             return 1
         header = read_header(file)
         return header.orientation if orientation_of(header) == 1 and not is_mirrored(header) else 1

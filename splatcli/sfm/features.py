@@ -50,7 +50,7 @@ Border = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class SfmImage:
-    """An image to look at.
+    """An image to find features in.
 
     orientation: EXIF's, to be applied. width, height: in pixels, then.
     mask: what of it counts, or None; mask_orientation: to be applied to that.

@@ -291,9 +291,9 @@ def _of_videos(path: Path, videos: tuple[str, ...], masks: str | None) -> SfmInp
     return SfmInput(path, videos=videos, static_masks=masks is None)
 
 
-def _with_masks(footage: SfmInput, path: Path, wanted: str | None) -> SfmInput:
+def _with_masks(inputs: SfmInput, path: Path, wanted: str | None) -> SfmInput:
     if wanted in (NONE, ALPHA):
-        return replace(footage, static_masks=False)
+        return replace(inputs, static_masks=False)
     if wanted is not None and not (path / wanted).is_dir():
         raise SceneError(
             "the folder of masks is not there",
@@ -301,18 +301,18 @@ def _with_masks(footage: SfmInput, path: Path, wanted: str | None) -> SfmInput:
             remedy="--masks names a folder as seen from that of the images; none does without masks",
         )
     places = [path / "masks"] if wanted is None else [(path / wanted).absolute()]
-    if wanted is None and footage.path == path:
+    if wanted is None and inputs.path == path:
         places.append(path.with_name("masks"))
     for place in places:
         if not place.is_dir() or place == path:
             continue
         problems = Problems(place)
-        masks = masks_in(place, list(footage.names), problems, wanted=wanted is not None)
+        masks = masks_in(place, list(inputs.names), problems, wanted=wanted is not None)
         problems.raise_any()
         if masks:
             inside = {name: mask.relative_to(place).as_posix() for name, mask in masks.items()}
-            return replace(footage, masks=inside, mask_folder=place)
-    return footage
+            return replace(inputs, masks=inside, mask_folder=place)
+    return inputs
 
 
 def _images(folder: Path) -> list[str]:
@@ -350,16 +350,16 @@ def _is_image(name: str) -> bool:
     )
 
 
-def readable(footage: SfmInput, max_pixels: int) -> tuple[dict[str, Header], dict[str, SplatError]]:
+def readable(inputs: SfmInput, max_pixels: int) -> tuple[dict[str, Header], dict[str, SplatError]]:
     """Return the headers of the images by name, and the reasons of those that cannot be read."""
     headers: dict[str, Header] = {}
     bad: dict[str, SplatError] = {}
-    for name in footage.names:
+    for name in inputs.names:
         try:
             name.encode()  # a model holds names in UTF-8
-            headers[name] = read_header(footage.path / name, max_pixels)
+            headers[name] = read_header(inputs.path / name, max_pixels)
         except UnicodeEncodeError:
-            bad[name] = SceneError("has a name that is not valid UTF-8", where=footage.path / name, remedy="rename it")
+            bad[name] = SceneError("has a name that is not valid UTF-8", where=inputs.path / name, remedy="rename it")
         except SceneError as error:
             bad[name] = error
     return headers, bad

@@ -19,6 +19,7 @@ import numpy as np
 
 from splatcli.checkpoint.atomic import sync
 from splatcli.errors import OutputError, SceneError, SplatError, UsageError
+from splatcli.progress import Listener
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.colmap import check_written
 from splatcli.scene.decode import Header
@@ -57,7 +58,6 @@ from splatcli.sfm.options import (
     VIDEO_FRAMES,
     Matching,
     SfmOptions,
-    Tell,
     is_fisheye_model,
 )
 from splatcli.sfm.panorama import are_panoramas, face_camera, is_panorama, write_faces, write_masks
@@ -102,7 +102,7 @@ class Mapped:
 
 
 @dataclass(frozen=True, slots=True)
-class Still:
+class StaticParts:
     """Parts of the images of a size that stay at one place while the camera moves.
 
     regions: places of features behind or beside the scene. overlays: what is drawn on the images. dropped: places
@@ -118,13 +118,13 @@ class Job:
     """One reconstruction, step by step."""
 
     def __init__(
-        self, footage: SfmInput, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, tell: Tell
+        self, inputs: SfmInput, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, progress: Listener
     ) -> None:
         """Set up a Job. folder: exists; receives images/, sparse/0/ and, in work/, what is thrown away.
 
         What a Job of the same images and options left in work/ is used, everything else there is removed.
         """
-        self.footage = footage
+        self.inputs = inputs
         self.options = options
         self.folder = folder
         self.threads = threads
@@ -135,7 +135,7 @@ class Job:
         self.mirrored: list[str] = []
         self.videos: dict[str, Video] = {}
         self.borders: dict[str, Border] = {}
-        self._tell = tell
+        self._progress = progress
         self._since = time.monotonic()
 
     def run(self) -> dict[str, Any]:
@@ -154,14 +154,14 @@ class Job:
         self._leave_out(bad)
         self._check_count([item.image.name for item in stored])
         keys = keys_of(stored, images)
-        still, still_facts = self._find_still(database, stored)
-        stored = drop_stationary(database, stored, keys, still.dropped, self.options.max_image_size)
+        static, static_facts = self._find_static_parts(database, stored)
+        stored = drop_stationary(database, stored, keys, static.dropped, self.options.max_image_size)
         how, pairs = self._choose_pairs(stored)
         if self.options.cameras is not None:
             hold_lenses(database, stored, self.options.cameras)
         verified = self._match("matching", database, keys, pairs)
         mapped, added, retried = self._models(
-            Mapped(database, stored, keys, pairs, verified, []), images, still.dropped
+            Mapped(database, stored, keys, pairs, verified, []), images, static.dropped
         )
         stored = self._keep_used(mapped.stored, images, mapped.models)
         names = sorted(item.image.name for item in stored)
@@ -170,7 +170,7 @@ class Job:
         if not mapped.verified and not (retried and retried["verified_pairs"]):
             raise self._hopeless(
                 f"no two of the {len(names)} images show the same thing from different places",
-                _OVERLAP + ("; masks may hide too much: --masks none" if self.footage.masks else ""),
+                _OVERLAP + ("; masks may hide too much: --masks none" if self.inputs.masks else ""),
             )
         self._check_models(mapped.models, names)
         models = mapped.models
@@ -182,8 +182,8 @@ class Job:
         second = 0.0 if held else second_motion(mapped.database, models[0], self.options.seed)
         aligned = self._finish(models, stored)
         masks, made = sum(image.mask is not None for image in images), 0
-        if (still.dropped or self.borders) and self._makes_masks(images):
-            made = self._write_static_masks([item.image for item in stored], still)
+        if (static.dropped or self.borders) and self._makes_masks(images):
+            made = self._write_static_masks([item.image for item in stored], static)
         return {
             **model_facts(models[0], names),
             "lenses": lenses,
@@ -200,7 +200,7 @@ class Job:
             "added_frames": added,
             "retried": retried,
             "unreadable": self.unreadable,
-            **still_facts,
+            **static_facts,
             "borders": self._border_facts(stored),
             "panoramas": self.panoramas,
             "mirrored": self.mirrored,
@@ -223,13 +223,13 @@ class Job:
 
     def _frames_of_videos(self, stored: list[Stored]) -> dict[str, list[str]]:
         """Return the frames in use of each video that can be read, by its name."""
-        folders = self.footage.frame_folders
+        folders = self.inputs.frame_folders
         used = {item.image.panorama[0] if item.image.panorama else item.image.name for item in stored}
         return {name: [frame for frame in used if folder_of(frame) == folders[name]] for name in self.videos}
 
     def _how_to_match(self, count: int) -> Matching:
         """Return how images are chosen for matching, ``count`` of them, where no poses are known."""
-        return how_to_match(self.options.matching, count, video=self.footage.is_video)
+        return how_to_match(self.options.matching, count, video=self.inputs.is_video)
 
     def _choose_pairs(self, stored: list[Stored]) -> tuple[str, list[Pair]]:
         """Return by what the images to match were chosen, for the report, and the pairs of them."""
@@ -266,7 +266,7 @@ class Job:
             )
             return replace(matched, models=[model]), None, None
         mapped, added = replace(matched, models=self._map("mapping", database, folder, len(stored))), None
-        if self.footage.is_video and not self.panoramas:
+        if self.inputs.is_video and not self.panoramas:
             mapped, added = self._fill_gaps(mapped, images, self._how_to_match(len(stored)), places)
         mapped, retried = self._retry(mapped)
         return self._try_fisheyes(mapped), added, retried
@@ -280,7 +280,7 @@ class Job:
                 {item.number: item.colours for item in stored},
             )
         recorded = self._recorded_positions(stored)
-        aligned = Alignment(self.footage, self.options, self.folder, self.panoramas, recorded).apply(models[0])
+        aligned = Alignment(self.inputs, self.options, self.folder, self.panoramas, recorded).apply(models[0])
         for number, model in enumerate(models):
             self._write(model, number)
         return aligned
@@ -362,7 +362,9 @@ class Job:
         seed, progress = self.options.seed, self._phase(phase)
         return match(database, keys, pairs, seed=seed, threads=self.threads, gpu=self.gpu, progress=progress)
 
-    def _find_still(self, database: Path, stored: list[Stored]) -> tuple[Still, dict[str, list[dict[str, Any]]]]:
+    def _find_static_parts(
+        self, database: Path, stored: list[Stored]
+    ) -> tuple[StaticParts, dict[str, list[dict[str, Any]]]]:
         """Return what stays at one place of the images, and the facts of it.
 
         Places of features that do not move are those that an earlier Job found, if one did.
@@ -378,7 +380,7 @@ class Job:
         images = [item.image for item in stored]
         overlays = find_overlays(images, places, self.threads) if self._makes_masks(images) else {}
         points = {size: points_of(overlay, size) for size, overlay in overlays.items()}
-        still = outside(places, overlays)
+        regions = outside(places, overlays)
         count = Counter((image.width, image.height) for image in images)
 
         def facts(regions: Places) -> list[dict[str, Any]]:
@@ -387,16 +389,16 @@ class Job:
                 for size, at in regions.items()
             ]
 
-        stationary = [{**fact, "places": len(at)} for fact, at in zip(facts(still), still.values(), strict=True)]
+        stationary = [{**fact, "places": len(at)} for fact, at in zip(facts(regions), regions.values(), strict=True)]
         dropped = {
             size: np.concatenate([at for at in (places.get(size), points.get(size)) if at is not None])
             for size in {**places, **points}
         }
-        return Still(still, overlays, dropped), {"stationary": stationary, "overlays": facts(points)}
+        return StaticParts(regions, overlays, dropped), {"stationary": stationary, "overlays": facts(points)}
 
     def _makes_masks(self, images: list[SfmImage]) -> bool:
         """Return whether images get masks of what is not of the scene: none are given or refused."""
-        return self.footage.static_masks and not any(image.mask or image.panorama for image in images)
+        return self.inputs.static_masks and not any(image.mask or image.panorama for image in images)
 
     def _without_borders(self, images: list[SfmImage]) -> list[SfmImage]:
         """Return the images with their black borders, unless masks are given or refused."""
@@ -413,11 +415,11 @@ class Job:
             if any(border)
         ]
 
-    def _write_static_masks(self, images: list[SfmImage], still: Still) -> int:
+    def _write_static_masks(self, images: list[SfmImage], static: StaticParts) -> int:
         """Write masks/ of borders and of what stands still in the images, which lie in images/ now; return how many."""
         there = [replace(image, path=self.folder / "images" / image.name) for image in images]
         folder, phase = self.folder / "masks", self._phase("masks")
-        return write_static_masks(there, still.regions, folder, phase, self.threads, still.overlays)
+        return write_static_masks(there, static.regions, folder, phase, self.threads, static.overlays)
 
     def _fill_gaps(
         self, first: Mapped, images: list[SfmImage], how: Matching, places: Places
@@ -437,7 +439,7 @@ class Job:
         folder.mkdir()
         names: list[str] = []
         phase = self._phase("more frames")
-        for name, within in self.footage.frame_folders.items():
+        for name, within in self.inputs.frame_folders.items():
             if within in stretches:
                 (folder / within).mkdir(parents=True, exist_ok=True)
                 more_of = write_more_frames(self.videos[name], folder / within, stretches[within], phase)
@@ -545,7 +547,7 @@ class Job:
 
         def progress(done: int, total: int) -> None:
             self.seconds[name] = time.monotonic() - self._since
-            self._tell(name, done, total)
+            self._progress(name, done, total)
 
         return progress
 
@@ -572,28 +574,28 @@ class Job:
 
         frames: those of a video that are there already.
         """
-        footage = self.footage
-        if footage.is_video:
+        inputs = self.inputs
+        if inputs.is_video:
             names = self._frames(frames)
             self._check_count(names)
             spherical = tuple(name for name in names if (self._apart / name).is_file())
-            footage = SfmInput(self.folder / "images", tuple(name for name in names if name not in spherical))
-        headers, bad = readable(footage, max_pixels(None))
+            inputs = SfmInput(self.folder / "images", tuple(name for name in names if name not in spherical))
+        headers, bad = readable(inputs, max_pixels(None))
         cameras = self.options.cameras
         if cameras is not None:
             headers = {name: header for name, header in headers.items() if name in cameras}
         panoramas: list[SfmImage] = []
-        if self.footage.is_video:
+        if self.inputs.is_video:
             apart = SfmInput(self._apart, spherical)
             panoramas = self._faces(apart, readable(apart, max_pixels(None))[0], bad)
         elif cameras is None:
-            panoramas = self._panoramas(footage, headers, bad)
+            panoramas = self._panoramas(inputs, headers, bad)
         self._leave_out(bad)
-        images = [SfmImage.of(name, footage.path, header, footage.mask(name)) for name, header in headers.items()]
-        if not self.footage.is_video and self.options.frames is not None and self.options.frames < len(images):
+        images = [SfmImage.of(name, inputs.path, header, inputs.mask(name)) for name, header in headers.items()]
+        if not self.inputs.is_video and self.options.frames is not None and self.options.frames < len(images):
             images = self._sharpest(images, self.options.frames)
         self._check_count([image.name for image in [*images, *panoramas]])
-        if not self.footage.is_video:
+        if not self.inputs.is_video:
             mirrored = {name: header for name, header in headers.items() if cameras is None and is_mirrored(header)}
             images = self._put_in(images, mirrored)
             self._check_count([image.name for image in [*images, *panoramas]])
@@ -604,7 +606,7 @@ class Job:
         found = []
         for image in images:
             place = self.folder / "images" / image.name
-            mask = None if image.mask is None else self.folder / "masks" / self.footage.masks[image.name]
+            mask = None if image.mask is None else self.folder / "masks" / self.inputs.masks[image.name]
             if image.name not in mirrored:
                 link(image.path, place)
                 if image.mask is not None and mask is not None:
@@ -626,24 +628,24 @@ class Job:
 
     def _frames(self, known: list[str] | None) -> list[str]:
         """Write frames of the videos to images/, and return their names; those that are there already, where known."""
-        footage = self.footage
-        for name in footage.videos:
+        inputs = self.inputs
+        for name in inputs.videos:
             try:
-                self.videos[name] = read_video(footage.path / name)
+                self.videos[name] = read_video(inputs.path / name)
             except SceneError as problem:
-                if len(footage.videos) == 1:
+                if len(inputs.videos) == 1:
                     raise
                 self.unreadable[name] = problem.what
         if not self.videos:
             first, reason = next(iter(self.unreadable.items()))
             raise SceneError(
-                f"none of the {len(footage.videos)} videos can be read; the first, {first}, {reason}",
-                where=footage.path,
+                f"none of the {len(inputs.videos)} videos can be read; the first, {first}, {reason}",
+                where=inputs.path,
                 remedy="try them in a player; copy them again",
             )
         if known is None:
             most = self._most_frames()
-            by_folder = {footage.frame_folders[name]: (video, most[name]) for name, video in self.videos.items()}
+            by_folder = {inputs.frame_folders[name]: (video, most[name]) for name, video in self.videos.items()}
             written = write_frames(by_folder, self.folder / "images", self._phase("frames"))
             names = self._set_panoramas_apart(written)
         else:
@@ -683,20 +685,20 @@ class Job:
             kept += names
         return kept
 
-    def _panoramas(self, footage: SfmInput, headers: dict[str, Header], bad: dict[str, SplatError]) -> list[SfmImage]:
+    def _panoramas(self, inputs: SfmInput, headers: dict[str, Header], bad: dict[str, SplatError]) -> list[SfmImage]:
         """Write the faces of panoramas and return them; take the panoramas out of ``headers``."""
         found: dict[str, Header] = {}
         for name, header in list(headers.items()):
             try:
-                if is_panorama(footage.path / name, header):
+                if is_panorama(inputs.path / name, header):
                     found[name] = headers.pop(name)
             except SceneError as problem:
                 bad[name] = problem
                 del headers[name]
-        return self._faces(footage, found, bad)
+        return self._faces(inputs, found, bad)
 
-    def _faces(self, footage: SfmInput, headers: dict[str, Header], bad: dict[str, SplatError]) -> list[SfmImage]:
-        """Write the faces of the panoramas ``headers`` of ``footage``, and return them."""
+    def _faces(self, inputs: SfmInput, headers: dict[str, Header], bad: dict[str, SplatError]) -> list[SfmImage]:
+        """Write the faces of the panoramas ``headers`` of ``inputs``, and return them."""
         faces: list[SfmImage] = []
         for name, header in headers.items():
             if self.options.mapper == "global":
@@ -706,8 +708,8 @@ class Job:
                     remedy="leave out --mapper global, or the panorama",
                 )
             try:
-                written = write_faces(footage.path / name, self.folder / "images" / name)
-                mask = footage.mask(name)
+                written = write_faces(inputs.path / name, self.folder / "images" / name)
+                mask = inputs.mask(name)
                 place = self.folder / "masks" / name
                 masks = [] if mask is None else write_masks(mask, header.width, header.height, place)
             except SceneError as problem:
@@ -742,14 +744,14 @@ class Job:
     def _check_count(self, names: list[str]) -> None:
         if len(names) >= MIN_IMAGES:
             return
-        kind = "frames" if self.footage.is_video else "images"
+        kind = "frames" if self.inputs.is_video else "images"
         first = next(iter(self.unreadable.items()), None)
         others = "" if first is None else f"; {len(self.unreadable)} cannot be read, {first[0]}: {first[1]}"
         total = len(names) + len(self.unreadable)
         have = f"only {len(names)} of {total}" if names else f"none of the {total}"
         raise SceneError(
             f"{have} {kind} can be used, at least {MIN_IMAGES} are needed{others}",
-            where=self.footage.path,
+            where=self.inputs.path,
             remedy="add images that can be read" if kind == "images" else "use a longer video",
         )
 
@@ -758,19 +760,19 @@ class Job:
         if registered >= MIN_IMAGES:
             return
         raise self._hopeless(
-            f"only {registered} of {len(names)} images could be placed, at least {MIN_IMAGES} are needed"
+            f"only {registered} of {len(names)} images could be registered, at least {MIN_IMAGES} are needed"
             if registered
-            else f"none of the {len(names)} images could be placed: no pair of them shows enough depth to begin with",
+            else f"none of the {len(names)} images could be registered: no pair of them has enough depth to start from",
             f"{_OVERLAP}; step sideways between images instead of turning on the spot",
         )
 
     def _hopeless(self, what: str, remedy: str) -> SceneError:
         """Return the error for images that give no model; only others help, and these have features of their own."""
-        if self.footage.videos_beside:
-            video = self.footage.path / self.footage.videos_beside[0]
+        if self.inputs.videos_beside:
+            video = self.inputs.path / self.inputs.videos_beside[0]
             remedy += f"; or name a video that lies among them: splat sfm {shlex.quote(str(video))}"
         shutil.rmtree(self.folder / "work", ignore_errors=True)
-        return SceneError(what, where=self.footage.path, remedy=remedy)
+        return SceneError(what, where=self.inputs.path, remedy=remedy)
 
     def _write(self, model: pycolmap.Reconstruction, number: int) -> None:
         """Write a model. Raise OutputError where the disk does not hold all of it, which pycolmap does not notice."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -13,8 +12,6 @@ CameraPer = Literal["folder", "image", "all"]
 Georeferencing = Literal["auto", "on", "off"]
 Matching = Literal["auto", "exhaustive", "sequential", "retrieval"]
 Mapper = Literal["incremental", "global"]
-#: Hears the name of a phase, how much of it is done, and of how much.
-Tell = Callable[[str, int, int], None]
 #: Lens models that are estimated, those of pycolmap that the scene reader can undo.
 MODELS = (
     "SIMPLE_RADIAL",

@@ -14,9 +14,10 @@ from typing import Any
 from splatcli import errors
 from splatcli.disk import free_bytes
 from splatcli.errors import OutputError, ResourceError, SplatError
+from splatcli.progress import Listener
 from splatcli.scene._pycolmap import ALONE
 from splatcli.sfm.images import SfmInput
-from splatcli.sfm.options import SMALLER, SfmOptions, Tell
+from splatcli.sfm.options import SMALLER, SfmOptions
 
 #: Bytes that are free on a disk that is not full.
 _LEAST_FREE = 1 << 16
@@ -25,20 +26,20 @@ _LOG_TAIL = 16 << 10
 
 
 def run_worker(
-    footage: SfmInput, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, tell: Tell
+    inputs: SfmInput, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, progress: Listener
 ) -> dict[str, Any]:
     """Run the worker in ``folder``; return its facts. Raises what the worker met, ResourceError when it crashed.
 
     Whatever ends this call, Ctrl-C included, the worker has ended too when it returns.
     """
     request = {
-        "path": str(footage.path),
-        "names": footage.names,
-        "videos": footage.videos,
-        "videos_beside": footage.videos_beside,
-        "masks": dict(footage.masks),
-        "mask_folder": None if footage.mask_folder is None else str(footage.mask_folder),
-        "static_masks": footage.static_masks,
+        "path": str(inputs.path),
+        "names": inputs.names,
+        "videos": inputs.videos,
+        "videos_beside": inputs.videos_beside,
+        "masks": dict(inputs.masks),
+        "mask_folder": None if inputs.mask_folder is None else str(inputs.mask_folder),
+        "static_masks": inputs.static_masks,
         "options": options.as_dict(),
         "folder": str(folder),
         "threads": threads,
@@ -59,7 +60,7 @@ def run_worker(
             encoding="utf-8",
         )
         try:
-            outcome = _listen(worker, request, tell)
+            outcome = _listen(worker, request, progress)
             worker.wait()
         finally:
             worker.kill()
@@ -76,7 +77,7 @@ def run_worker(
     raise crashed(worker.returncode, log)
 
 
-def _listen(worker: subprocess.Popen[str], request: dict[str, Any], tell: Tell) -> dict[str, Any]:
+def _listen(worker: subprocess.Popen[str], request: dict[str, Any], progress: Listener) -> dict[str, Any]:
     """Return the last word of the worker; empty when it ended without one."""
     assert worker.stdin is not None
     assert worker.stdout is not None
@@ -89,7 +90,7 @@ def _listen(worker: subprocess.Popen[str], request: dict[str, Any], tell: Tell) 
         fact: dict[str, Any] = json.loads(line)
         if "phase" not in fact:
             return fact
-        tell(fact["phase"], fact["done"], fact["total"])
+        progress(fact["phase"], fact["done"], fact["total"])
     return {}
 
 

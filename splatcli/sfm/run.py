@@ -31,12 +31,13 @@ from splatcli import machine
 from splatcli.checkpoint.atomic import ended_by_signals, other_process_lives, sync
 from splatcli.disk import NO_LOCKS
 from splatcli.errors import OutputError, ResourceError, SceneError, SplatError, UsageError
+from splatcli.progress import Listener
 from splatcli.scene import heif
 from splatcli.scene.control_points import MIN_IMAGES, MIN_POINTS, ControlPoints
 from splatcli.scene.sfm_report import REPORT
 from splatcli.sfm.flight_log import flight_log_beside
 from splatcli.sfm.images import SfmInput
-from splatcli.sfm.options import COLOURS, LOCK, SfmOptions, Tell
+from splatcli.sfm.options import COLOURS, LOCK, SfmOptions
 from splatcli.sfm.process import run_worker
 
 _log = logging.getLogger(__name__)
@@ -68,14 +69,14 @@ class SfmResult:
 
 
 def run_sfm(
-    footage: SfmInput,
+    inputs: SfmInput,
     options: SfmOptions,
     *,
     place: Path | None,
     beside: Path,
     overwrite: bool,
     gpu: bool,
-    tell: Tell,
+    progress: Listener,
     keep_failed: bool = True,
     or_finer: bool = False,
 ) -> SfmResult:
@@ -88,10 +89,10 @@ def run_sfm(
     none where images do not suffice. or_finer: one of the default places that has the same with features of larger
     images is used, too.
     """
-    key = {"version": _VERSION, "photos": footage.fingerprint(), "options": options.as_dict()}
-    if or_finer and place is None and not overwrite and (finer := _finer(beside, footage, key)) is not None:
+    key = {"version": _VERSION, "photos": inputs.fingerprint(), "options": options.as_dict()}
+    if or_finer and place is None and not overwrite and (finer := _finer(beside, inputs, key)) is not None:
         return finer
-    folder = (place or _free_place(beside, footage, key)).absolute()
+    folder = (place or _free_place(beside, inputs, key)).absolute()
     if folder.is_symlink():
         folder = folder.resolve()  # the link stays, and the work is done on its target's disk
     _finish_put(folder)
@@ -99,21 +100,21 @@ def run_sfm(
     overwrite = overwrite or (known.get("key") == key and _is_outdated(known))
     if not overwrite and _is_made(folder, known, key):
         return SfmResult(folder, known, True)
-    _check_place(folder, footage, key, overwrite=overwrite)
-    _check_named(footage, options)
+    _check_place(folder, inputs, key, overwrite=overwrite)
+    _check_named(inputs, options)
     features_key = _features_key(key, options, gpu)
     with ended_by_signals(), _temporary(folder, features_key, keep_failed, named=place or folder) as made:
         threads = machine.cores()
-        facts = run_worker(footage, options, made, threads=threads, gpu=gpu, tell=tell)
-        facts = {"source": str(footage.path), **facts, "not_read": list(footage.unread)}
-        facts |= {"videos_left_out": list(footage.videos_beside), "copies": dict(footage.copies)}
-        facts |= {"edits": dict(footage.edits)}
+        facts = run_worker(inputs, options, made, threads=threads, gpu=gpu, progress=progress)
+        facts = {"source": str(inputs.path), **facts, "not_read": list(inputs.unread)}
+        facts |= {"videos_left_out": list(inputs.videos_beside), "copies": dict(inputs.copies)}
+        facts |= {"edits": dict(inputs.edits)}
         facts |= {"revision": _REVISION, "key": key}
         known = _known(folder) or {}
         if not overwrite and _is_made(folder, known, key):  # by another call meanwhile
             shutil.rmtree(made)
             return SfmResult(folder, known, True)
-        _check_place(folder, footage, key, overwrite=overwrite)
+        _check_place(folder, inputs, key, overwrite=overwrite)
         shutil.rmtree(made / "work")
         for name in (_KEY, LOCK):
             (made / name).unlink()
@@ -152,9 +153,9 @@ def _torch_sees_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _places(beside: Path, footage: SfmInput) -> Iterator[Path]:
+def _places(beside: Path, inputs: SfmInput) -> Iterator[Path]:
     """Yield NAME-sfm, NAME-sfm-2, ... up to the first that is not there."""
-    source = footage.path
+    source = inputs.path
     if source.name == "images" and source.is_dir():
         source = source.parent
     first = beside / f"{(source.stem if source.is_file() else source.name) or 'photos'}-sfm"
@@ -167,18 +168,18 @@ def _places(beside: Path, footage: SfmInput) -> Iterator[Path]:
     yield place
 
 
-def _free_place(beside: Path, footage: SfmInput, key: dict[str, Any]) -> Path:
+def _free_place(beside: Path, inputs: SfmInput, key: dict[str, Any]) -> Path:
     """Return the first of NAME-sfm, NAME-sfm-2, ... that holds these cameras, all of them, or nothing yet."""
-    for place in _places(beside, footage):
+    for place in _places(beside, inputs):
         known = _known(place) or {}
         if _is_made(place, known, key) or (known.get("key") == key and _is_outdated(known)):
             break
     return place
 
 
-def _finer(beside: Path, footage: SfmInput, key: dict[str, Any]) -> SfmResult | None:
+def _finer(beside: Path, inputs: SfmInput, key: dict[str, Any]) -> SfmResult | None:
     """Return the scene of ``key``, but for features of larger images, in one of the default places; None without."""
-    for place in _places(beside, footage):
+    for place in _places(beside, inputs):
         known = _known(place) or {}
         made_with = known.get("key")
         chosen = made_with.get("options") if isinstance(made_with, dict) else None
@@ -222,13 +223,13 @@ def _is_outdated(facts: dict[str, Any]) -> bool:
     return any(heif.INSTALL in reason for reason in facts.get("unreadable", {}).values()) and heif.can_read()
 
 
-def _check_named(footage: SfmInput, options: SfmOptions) -> None:
+def _check_named(inputs: SfmInput, options: SfmOptions) -> None:
     """Raise UsageError or SceneError for what cannot be followed, before hours of mapping.
 
     That are --georeference on for a video, and images of --scale-from and --gcp that are not there.
     """
-    if footage.is_video:
-        if options.georeference == "on" and not any(map(flight_log_beside, footage.files)):
+    if inputs.is_video:
+        if options.georeference == "on" and not any(map(flight_log_beside, inputs.files)):
             raise UsageError(
                 "the frames of a video have no GPS positions: no .SRT with those of a drone lies beside it",
                 where="--georeference",
@@ -236,7 +237,7 @@ def _check_named(footage: SfmInput, options: SfmOptions) -> None:
             )
         return
     # The faces of a panorama are named NAME/0.jpg, a HEIC may end otherwise in the model, and --gcp leaves folders out.
-    there = {str(PurePosixPath(name).with_suffix("")) for name in footage.names} | set(footage.names)
+    there = {str(PurePosixPath(name).with_suffix("")) for name in inputs.names} | set(inputs.names)
 
     def known(name: str) -> bool:
         path = PurePosixPath(name)
@@ -245,9 +246,9 @@ def _check_named(footage: SfmInput, options: SfmOptions) -> None:
     if options.scale_from is not None:
         for name in options.known_distance()[:2]:
             if not known(name):
-                close = difflib.get_close_matches(name, footage.names, 1) or footage.names
+                close = difflib.get_close_matches(name, inputs.names, 1) or inputs.names
                 raise SceneError(
-                    f"{name!r} is not among the {len(footage.names)} images",
+                    f"{name!r} is not among the {len(inputs.names)} images",
                     where="--scale-from",
                     remedy=f"name two that are, such as {close[0]}",
                 )
@@ -258,14 +259,14 @@ def _check_named(footage: SfmInput, options: SfmOptions) -> None:
         usable = sum(count >= MIN_IMAGES for count in marked)
         if usable < MIN_POINTS:
             raise SceneError(
-                f"{usable} of {len(marked)} control points are marked in {MIN_IMAGES} of the {len(footage.names)} "
+                f"{usable} of {len(marked)} control points are marked in {MIN_IMAGES} of the {len(inputs.names)} "
                 f"images or more, at least {MIN_POINTS} are needed",
                 where=control.file,
-                remedy=f"mark more, and name images as they are named here, such as {footage.names[0]}",
+                remedy=f"mark more, and name images as they are named here, such as {inputs.names[0]}",
             )
 
 
-def _check_place(folder: Path, footage: SfmInput, key: dict[str, Any], *, overwrite: bool) -> None:
+def _check_place(folder: Path, inputs: SfmInput, key: dict[str, Any], *, overwrite: bool) -> None:
     """Raise OutputError for a folder that the scene of ``key`` may not be put at."""
     if folder.is_mount():
         raise OutputError(
@@ -277,7 +278,7 @@ def _check_place(folder: Path, footage: SfmInput, key: dict[str, Any], *, overwr
         return
     if not folder.is_dir():
         raise OutputError("this is a file; cameras need a folder", where=folder, remedy="choose another -o")
-    for inside in (footage.path, Path.cwd()):
+    for inside in (inputs.path, Path.cwd()):
         if inside.resolve().is_relative_to(folder.resolve()):
             raise OutputError(
                 f"{inside} lies in it, so it cannot be replaced", where=folder, remedy="choose another -o"

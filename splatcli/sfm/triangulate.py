@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 _TURN, _FACING = 30.0, 90.0
 
 
-def known_cameras(scene: Scene, footage: SfmInput) -> dict[str, dict[str, Any]]:
-    """Return lens and pose of each image of ``footage`` that is a view of ``scene``, by its name, for a JSON request.
+def known_cameras(scene: Scene, inputs: SfmInput) -> dict[str, dict[str, Any]]:
+    """Return lens and pose of each image of ``inputs`` that is a view of ``scene``, by its name, for a JSON request.
 
     Each has the lens as COLMAP's ``model``, ``params`` (pixels), ``width`` and ``height``. Its
     ``viewmat`` is [3, 4], world to camera, OpenCV axes, in the units of the scene's files.
 
     scene: at full size. Raises SceneError where too few images are views, UsageError for a video.
     """
-    if footage.is_video:
+    if inputs.is_video:
         raise UsageError("the frames of a video have no known cameras", where="--cameras", remedy="name their images")
     views = {
         source.path.resolve(): (source, camera)
         for source, camera in zip(scene.images.sources, scene.cameras, strict=True)
     }
     found = {}
-    for name in footage.names:
-        if (footage.path / name).resolve() not in views:
+    for name in inputs.names:
+        if (inputs.path / name).resolve() not in views:
             continue
-        source, camera = views[(footage.path / name).resolve()]
+        source, camera = views[(inputs.path / name).resolve()]
         lens = source.lens
         if lens is None:
             lens = pycolmap.Camera(
@@ -63,7 +63,7 @@ def known_cameras(scene: Scene, footage: SfmInput) -> dict[str, dict[str, Any]]:
         }
     if len(found) < MIN_IMAGES:
         raise SceneError(
-            f"only {len(found)} of the {len(footage.names)} images are views of {scene.root}",
+            f"only {len(found)} of the {len(inputs.names)} images are views of {scene.root}",
             where="--cameras",
             remedy="name the folder of the same images, with their cameras",
         )

@@ -28,7 +28,7 @@ def main() -> None:
     os.dup2(2, 1)
     request = json.load(sys.stdin)
     masks = None if request["mask_folder"] is None else Path(request["mask_folder"])
-    footage = SfmInput(
+    inputs = SfmInput(
         Path(request["path"]),
         tuple(request["names"]),
         request["masks"],
@@ -38,13 +38,13 @@ def main() -> None:
         static_masks=request["static_masks"],
     )
 
-    def tell(phase: str, done: int, total: int) -> None:
+    def progress(phase: str, done: int, total: int) -> None:
         _say(lines, {"phase": phase, "done": done, "total": total})
 
     try:
         options = SfmOptions(**request["options"])
         folder = Path(request["folder"])
-        job = Job(footage, options, folder, threads=request["threads"], gpu=request["gpu"], tell=tell)
+        job = Job(inputs, options, folder, threads=request["threads"], gpu=request["gpu"], progress=progress)
         _say(lines, {"facts": job.run()})
     except SplatError as problem:
         _say(lines, {"error": problem.as_dict()})

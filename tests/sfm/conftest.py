@@ -45,7 +45,13 @@ def solved(images: Path) -> SfmResult:
 
 
 def find_cameras_of(images: Path, options: SfmOptions | None = None, **changes) -> SfmResult:
-    options_of_run = {"place": None, "beside": images.parent, "overwrite": False, "gpu": False, "tell": lambda *_: None}
+    options_of_run = {
+        "place": None,
+        "beside": images.parent,
+        "overwrite": False,
+        "gpu": False,
+        "progress": lambda *_: None,
+    }
     return run_sfm(find_input(images), options or SfmOptions(), **{**options_of_run, **changes})
 
 

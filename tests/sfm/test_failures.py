@@ -69,7 +69,7 @@ def dangling(folder: Path) -> None:
         pytest.param(tiny, "no two of the 3 images show the same thing", id="a pixel"),
         pytest.param(flat, "no two of the 3 images show the same thing", id="no texture"),
         pytest.param(lambda folder: write_noise(folder, 3), "no two of the 3 images", id="nothing in common"),
-        pytest.param(same_place, "none of the 3 images could be placed", id="no depth"),
+        pytest.param(same_place, "none of the 3 images could be registered", id="no depth"),
     ],
 )
 def test_images_that_do_not_suffice(harm: Callable[[Path], object], says: str, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_images_that_do_not_suffice(harm: Callable[[Path], object], says: str, t
     folder.mkdir()
     harm(images)
     with pytest.raises(SceneError) as caught:
-        Job(find_input(images), SfmOptions(), folder, threads=1, gpu=False, tell=lambda *_: None).run()
+        Job(find_input(images), SfmOptions(), folder, threads=1, gpu=False, progress=lambda *_: None).run()
     assert says in str(caught.value)
     assert caught.value.remedy
     assert str(tmp_path) in str(caught.value.where)
@@ -203,7 +203,7 @@ def test_a_model_that_a_full_disk_cuts_is_not_taken_for_whole(kind: str, tmp_pat
             file = made.write_model(folder, made.reconstruction()) / f"{kind}.bin"
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
-    job = Job(find_input(images), SfmOptions(), tmp_path, threads=1, gpu=False, tell=lambda *_: None)
+    job = Job(find_input(images), SfmOptions(), tmp_path, threads=1, gpu=False, progress=lambda *_: None)
     with pytest.raises(OutputError, match=rf"disk full\?\): {kind}\.bin") as caught:
         job._write(Model(), 0)  # type: ignore[arg-type]
     assert "free some space" in str(caught.value.remedy)
@@ -220,16 +220,16 @@ def test_a_killed_process_that_looks_for_features_is_not_waited_for(
     monkeypatch.setattr(features, "_features_of", killed)
     images = write_noise(tmp_path / "photos", 3)
     (tmp_path / "made").mkdir()
-    job = Job(find_input(images), SfmOptions(), tmp_path / "made", threads=2, gpu=False, tell=lambda *_: None)
+    job = Job(find_input(images), SfmOptions(), tmp_path / "made", threads=2, gpu=False, progress=lambda *_: None)
     with pytest.raises(ResourceError, match="was killed, most likely because the machine ran out of memory"):
         job.run()
 
 
 def test_a_worker_that_ends_before_it_has_read_a_long_request(tmp_path: Path, worker) -> None:
     worker("exec 0<&-; exit 3")
-    footage = SfmInput(tmp_path, tuple(f"{'x' * 200}{number}.jpg" for number in range(10_000)))
+    inputs = SfmInput(tmp_path, tuple(f"{'x' * 200}{number}.jpg" for number in range(10_000)))
     with pytest.raises(ResourceError, match="ended with exit code 3"):
-        run_worker(footage, SfmOptions(), tmp_path, threads=1, gpu=False, tell=lambda *_: None)
+        run_worker(inputs, SfmOptions(), tmp_path, threads=1, gpu=False, progress=lambda *_: None)
 
 
 def test_pycolmap_leaves_no_log_behind(tmp_path: Path) -> None:
@@ -252,13 +252,13 @@ def test_ctrl_c_ends_the_worker_and_leaves_nothing(images: Path, tmp_path: Path,
     worker("""cat > /dev/null; echo '{"phase": "features", "done": '$$', "total": 9}'; exec sleep 60""")
     heard: list[int] = []
 
-    def tell(phase: str, done: int, total: int) -> None:
+    def progress(phase: str, done: int, total: int) -> None:
         heard.append(done)
         raise KeyboardInterrupt
 
     since = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        find_cameras_of(images, place=tmp_path / "scene", tell=tell)
+        find_cameras_of(images, place=tmp_path / "scene", progress=progress)
     assert time.monotonic() - since < 30, "the worker was waited for"
     with pytest.raises(ProcessLookupError):
         os.kill(heard[0], 0)

@@ -95,7 +95,7 @@ def test_fisheyes_are_tried_for_lacking_images_and_for_the_lens(
     with pycolmap.Database.open(database) as store:
         store.write_camera(pycolmap.Camera.create_from_model_name(0, "SIMPLE_RADIAL", 500.0, 640, 480))
     monkeypatch.setattr(job, "run_mapper", lambda database, folder, **_: folder.mkdir() or [])
-    fisheye_job = Job(SfmInput(tmp_path), SfmOptions(), tmp_path, threads=1, gpu=False, tell=lambda *_: None)
+    fisheye_job = Job(SfmInput(tmp_path), SfmOptions(), tmp_path, threads=1, gpu=False, progress=lambda *_: None)
     mapped = Mapped(database, [], [], [], 0, [])
     for cameras in (None, {1}):
         assert fisheye_job._map_fisheyes(mapped, cameras).database == tmp_path / "database-fisheye.db"

@@ -101,7 +101,7 @@ def stop(*_: object) -> None:
 def job(source: Path, folder: Path, frames: int, max_features: int = 1000) -> Job:
     folder.mkdir(exist_ok=True)
     options = SfmOptions(camera_model="SIMPLE_RADIAL", frames=frames, max_features=max_features)
-    return Job(find_input(source), options, folder, threads=1, gpu=False, tell=lambda *_: None)
+    return Job(find_input(source), options, folder, threads=1, gpu=False, progress=lambda *_: None)
 
 
 @pipes_stay_open

@@ -29,11 +29,11 @@ def job(images: Path, folder: Path, stop_at: tuple[str, int] | None = None) -> J
     """One thread: with several the mapper may begin with another pair of images."""
     folder.mkdir(exist_ok=True)
 
-    def tell(phase: str, done: int, total: int) -> None:
+    def progress(phase: str, done: int, total: int) -> None:
         if (phase, done) == stop_at:
             raise KeyboardInterrupt
 
-    return Job(find_input(images), SfmOptions(), folder, threads=1, gpu=False, tell=tell)
+    return Job(find_input(images), SfmOptions(), folder, threads=1, gpu=False, progress=progress)
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +78,12 @@ def test_damaged_work_is_done_again(harm: str, images: Path, fresh: Path, tmp_pa
 def stopped(images: Path, place: Path, options: SfmOptions | None = None) -> list[str]:
     """Stops a call while it matches, as Ctrl-C does; returns what lies beside the place."""
 
-    def tell(phase: str, done: int, total: int) -> None:
+    def progress(phase: str, done: int, total: int) -> None:
         if phase == "matching":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        find_cameras_of(images, options, place=place, tell=tell)
+        find_cameras_of(images, options, place=place, progress=progress)
     return sorted(path.name for path in place.parent.iterdir())
 
 
@@ -113,7 +113,7 @@ def test_images_that_give_no_model_leave_nothing(pair_holds: bool, tmp_path: Pat
     if pair_holds:  # without any depth
         for index in range(3):
             Image.open(photos / "0.png").resize((480, 320)).save(photos / f"0-{index}.jpg", quality=80 + 5 * index)
-    with pytest.raises(SceneError, match=r"images could be placed" if pair_holds else "no two of the 4 images"):
+    with pytest.raises(SceneError, match=r"images could be registered" if pair_holds else "no two of the 4 images"):
         find_cameras_of(photos, place=tmp_path / "scene")
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
     assert "are kept" not in caplog.text

@@ -61,10 +61,10 @@ def masked_scene(images: Path, tmp_path_factory: pytest.TempPathFactory) -> SfmR
 
 
 def test_what_masks_hide_gives_no_features(masked: Path, tmp_path: Path) -> None:
-    footage = find_input(masked)
-    for names in (footage, find_input(masked, "none")):
+    inputs = find_input(masked)
+    for names in (inputs, find_input(masked, "none")):
         images = [
-            SfmImage.of(n, masked, read_header(masked / n), names.mask(n)) for n in footage.names[TURNED - 1 :][:2]
+            SfmImage.of(n, masked, read_header(masked / n), names.mask(n)) for n in inputs.names[TURNED - 1 :][:2]
         ]
         database = tmp_path / f"{len(names.masks)}.db"
         stored, bad = extract(database, images, SfmOptions(), threads=1, gpu=False, progress=lambda *_: None)
@@ -133,10 +133,10 @@ def test_masks_that_cannot_be_right_are_refused(images: Path, tmp_path: Path) ->
     shutil.rmtree(root / "masks")
     write_masks(root / "masks")
     Image.new("L", (10, 10)).save(root / "masks/view 001.png")
-    footage = find_input(root)
+    inputs = find_input(root)
     name = name_of(1)
     with pytest.raises(SceneError, match=r"the mask is 10x10 pixels, its image view 001.jpg 240x180"):
-        SfmImage.of(name, root, read_header(root / name), footage.mask(name))
+        SfmImage.of(name, root, read_header(root / name), inputs.mask(name))
 
 
 def test_a_folder_of_masks_of_something_else_is_left_alone(images: Path, tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ def database(tmp_path: Path) -> Path:
     """Features and matches of four images six degrees apart, and one of something else."""
     photos = write_corner(tmp_path / "photos", (0, 1, 2, 3))
     Image.fromarray(np.random.default_rng(1).integers(0, 256, (180, 240, 3), dtype=np.uint8)).save(photos / "9.png")
-    footage = find_input(photos)
-    headers, _ = readable(footage, 1 << 30)
+    inputs = find_input(photos)
+    headers, _ = readable(inputs, 1 << 30)
     images = [SfmImage.of(name, photos, header) for name, header in headers.items()]
     path = tmp_path / "database.db"
     extract(path, images, SfmOptions(), threads=1, gpu=False, progress=lambda *_: None)
