@@ -80,9 +80,6 @@ def test_none_is_a_value_where_a_number_may_be_missing(tmp_path: Path) -> None:
         build_config(assignments=["optim.sh0_lr=none"])
 
 
-ALPHA = "train.alpha_lambda"
-
-
 @pytest.mark.parametrize(
     ("assignments", "said"),
     [

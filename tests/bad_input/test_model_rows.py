@@ -20,6 +20,7 @@ import torch
 from tests.bad_input.harms import Harm, both, nothing, trained
 from tests.bad_input.table import QUICK, Case, Expect
 from tests.checkpoint.foreign.made import activated, tables_of, write, write_gsplat, write_inria, write_ply
+from tests.formats.made import store_ply
 
 Make = Callable[[Path], Path]
 TABLES = tables_of(60)
@@ -212,10 +213,6 @@ def rewritten(rewrite: Callable[[Any, Path], None]) -> Make:
     return make
 
 
-def store(rows: Any, path: Path, **options: Any) -> None:
-    plyfile.PlyData([plyfile.PlyElement.describe(rows, "vertex")], **options).write(str(path))
-
-
 def with_crlf(rows: Any, path: Path) -> None:
     head, _, body = path.read_bytes().partition(b"end_header\n")
     path.write_bytes(head.replace(b"\n", b"\r\n") + b"end_header\r\n" + body)
@@ -226,12 +223,12 @@ def as_double_with_colours(rows: Any, path: Path) -> None:
     wide = np.zeros(len(rows), dtype=[("red", "u1"), *[(name, "f8") for name in names], ("confidence", "i2")])
     for name in names:
         wide[name] = rows[name]
-    store(wide, path)
+    store_ply(wide, path)
 
 
 def in_another_order(rows: Any, path: Path) -> None:
     names = list(rows.dtype.names)[::-1]
-    store(rows[names].astype([(name, "f4") for name in names]), path)
+    store_ply(rows[names].astype([(name, "f4") for name in names]), path)
 
 
 def with_faces(rows: Any, path: Path) -> None:
@@ -242,8 +239,8 @@ def with_faces(rows: Any, path: Path) -> None:
 
 #: Forms of one PLY that are read like the plain one.
 VARIANTS = {
-    "ascii": rewritten(partial(store, text=True)),
-    "big endian": rewritten(partial(store, byte_order=">")),
+    "ascii": rewritten(partial(store_ply, text=True)),
+    "big endian": rewritten(partial(store_ply, byte_order=">")),
     "CRLF header": rewritten(with_crlf),
     "double, colours and more": rewritten(as_double_with_colours),
     "faces": rewritten(with_faces),

@@ -8,9 +8,8 @@ import torch
 
 from splatcli.edit.simplify import KEPT_OPACITY, _disjoint, _Mixture, contributions, simplify
 from splatcli.gaussians import Gaussians
-from splatcli.rasterizer.reference import rotation_matrices
 from splatcli.rasterizer.rendering import render
-from tests.formats.made import scene
+from tests.formats.made import covariances, scene
 from tests.rasterizer.scenes import front_camera
 
 RED, BLUE = torch.tensor([1.5, -1.5, -1.5]), torch.tensor([-1.5, -1.5, 1.5])
@@ -20,11 +19,6 @@ def in_front(gaussians: Gaussians) -> Gaussians:
     gaussians.means[:, 2] += 3.0
     gaussians.log_scales += 1.5
     return gaussians
-
-
-def covariances(gaussians: Gaussians) -> torch.Tensor:
-    root = rotation_matrices(gaussians.quats.double()) * gaussians.log_scales.double().exp()[:, None, :]
-    return root @ root.transpose(1, 2)
 
 
 def covered_areas(gaussians: Gaussians) -> torch.Tensor:

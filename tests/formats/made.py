@@ -1,16 +1,21 @@
-"""Gaussians for round trips, PLY files read whole, and how far two models are apart."""
+"""Gaussians for round trips, PLY files read whole and stored, and how far two models are apart."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import plyfile
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
 from splatcli.formats.ply import import_ply
 from splatcli.gaussians import SHN_COUNTS, Gaussians
+from splatcli.rasterizer.reference import rotation_matrices
 
 
 def scene(count: int, degree: int = 3, seed: int = 0) -> Gaussians:
@@ -36,11 +41,22 @@ def read_ply(path: Path, options: ImportOptions | None = None) -> Gaussians:
     return to_gaussians(import_ply(path, lenient=options.lenient), options, Path(path))[0]
 
 
+def store_ply(rows: NDArray[np.void], path: Path, **options: Any) -> None:
+    """Store rows as another program would: no comment of ours. options: of PlyData."""
+    plyfile.PlyData([plyfile.PlyElement.describe(rows, "vertex")], **options).write(str(path))
+
+
 def by_position(gaussians: Gaussians, reference: Gaussians) -> Gaussians:
     """The same Gaussians in the order of ``reference``, matched by the nearest position."""
     nearest = torch.cdist(reference.means.double(), gaussians.means.double()).argmin(dim=1)
     assert len(nearest.unique()) == len(reference) == len(gaussians)
     return gaussians.map(lambda tensor: tensor[nearest])
+
+
+def covariances(gaussians: Gaussians) -> Tensor:
+    """[N, 3, 3] of the Gaussians, which quaternions and scales give in several ways."""
+    axes = rotation_matrices(gaussians.quats.double()) * gaussians.log_scales.double().exp()[:, None, :]
+    return axes @ axes.transpose(1, 2)
 
 
 def rotation_errors(a: Tensor, b: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from splatcli.errors import DivergedError, ModelFileError, OutputError
 from splatcli.formats.ply import RAW_COMMENT, import_ply, write_ply, write_ply_file
 from splatcli.gaussians import Gaussians
-from tests.formats.made import read_ply, scene
+from tests.formats.made import read_ply, scene, store_ply
 from tests.rasterizer.scenes import normal_gaussians
 
 DATA = Path(__file__).parents[2] / "../shared/data"
@@ -63,11 +63,6 @@ def good(tmp_path: Path) -> Path:
 
 def rows_of(path: Path) -> NDArray[np.void]:
     return np.array(plyfile.PlyData.read(str(path))["vertex"].data)
-
-
-def store(rows: NDArray[np.void], path: Path, **options: object) -> None:
-    """Store rows as another program would: no comment of ours."""
-    plyfile.PlyData([plyfile.PlyElement.describe(rows, "vertex")], **options).write(str(path))
 
 
 @pytest.mark.parametrize(("count", "degree"), SIZES)
@@ -196,7 +191,7 @@ def test_random_bytes_in_the_header_never_escape_as_another_error(good: Path) ->
 def test_values_that_are_not_finite_are_counted_and_placed(good: Path, text: bool, value: float) -> None:
     rows = rows_of(good)
     rows["scale_1"][[7, 9]] = value
-    store(rows, good, text=text)
+    store_ply(rows, good, text=text)
     said = refusal(good)
     assert "2 NaN or infinite values" in said
     assert "the first in scale_1 of vertex 7" in said
@@ -206,13 +201,13 @@ def test_values_that_are_not_finite_are_counted_and_placed(good: Path, text: boo
 def test_positions_that_float32_rounds_coarsely_are_noted(good: Path, *, text: bool) -> None:
     rows = rows_of(good)
     wide = rows.astype([(name, "f8" if name in "xyz" else kind) for name, kind in rows.dtype.descr])
-    store(wide, good)
+    store_ply(wide, good)
     assert import_ply(good).notes == []
     wide["y"] = np.linspace(-3e38, 3e38, 30)  # of which the extent is no float32
-    store(wide, good, text=text)
+    store_ply(wide, good, text=text)
     assert import_ply(good).notes == []
     wide["y"] = 5_000_000 + np.arange(30) * 0.3
-    store(wide, good, text=text)
+    store_ply(wide, good, text=text)
     assert import_ply(good).notes == [
         "positions are rounded by up to 0.2 units to float32: subtract an offset from them in the program that wrote "
         "the file"
@@ -223,7 +218,7 @@ def test_a_double_beyond_float32_is_not_finite(good: Path) -> None:
     rows = rows_of(good)
     wide = rows.astype([(name, "f8") for name in rows.dtype.names or ()])
     wide["x"][3] = 1e200
-    store(wide, good)
+    store_ply(wide, good)
     assert "the first in x of vertex 3" in refusal(good)
 
 
@@ -231,7 +226,7 @@ def test_a_double_beyond_float32_is_not_finite(good: Path) -> None:
 def test_ascii_with_too_few_or_too_many_lines_is_refused(
     good: Path, change: Callable[[list[bytes]], list[bytes]]
 ) -> None:
-    store(rows_of(good), good, text=True)
+    store_ply(rows_of(good), good, text=True)
     good.write_bytes(b"\n".join(change(good.read_bytes().splitlines())) + b"\n")
     refusal(good)
 
@@ -277,7 +272,7 @@ def test_our_own_word_settles_a_doubt(tmp_path: Path) -> None:
     gaussians.means *= 100
     write_ply_file(gaussians, path)
     assert_same(read_ply(path), gaussians)
-    store(rows_of(path), path)
+    store_ply(rows_of(path), path)
     assert "scales look already activated" in refusal(path)
 
 

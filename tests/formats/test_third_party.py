@@ -22,9 +22,8 @@ from splatcli.formats.format import ExportMetadata
 from splatcli.formats.registry import FORMATS, import_model
 from splatcli.formats.selection import select
 from splatcli.gaussians import Gaussians
-from splatcli.rotation import rotation_matrices
 from tests.browser import MODULES, node
-from tests.formats.made import by_position, errors, read_ply, rotation_errors, scene
+from tests.formats.made import by_position, covariances, errors, read_ply, rotation_errors, scene
 from tests.formats.made_sog import bundled, sog_1
 from tests.formats.test_round_trips import BOUNDS, displayable
 
@@ -192,12 +191,6 @@ def test_gsply_reads_spz_and_its_spz_is_read_here(tmp_path: Path) -> None:
     found = errors(ours, again)
     for attribute, error in found.items():
         assert error <= getattr(BOUNDS["spz"], attribute), (attribute, found)
-
-
-def covariances(gaussians: Gaussians) -> torch.Tensor:
-    """[N, 3, 3] of the Gaussians, which quaternions and scales give in several ways."""
-    axes = rotation_matrices(gaussians.quats.double()) * gaussians.log_scales.double().exp()[:, None, :]
-    return axes @ axes.transpose(1, 2)
 
 
 #: The frames of SPZ by number, but for those that are refused.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
@@ -27,6 +28,13 @@ def make_engine(kind: str, capacity: int = 0) -> tuple[StepEngine, torch.dtype]:
         return AsyncEngine(simulated(), capacity=capacity), torch.float32
     backend = float64() if kind == "float64" else float32("portable")
     return NativeEngine(backend), backend.dtype
+
+
+def masked_corner() -> Tensor:
+    """[H, W] bool, a mask of the view."""
+    masked = torch.zeros(HEIGHT, WIDTH, dtype=torch.bool)
+    masked[:9, :15] = True
+    return masked
 
 
 def assert_gradients(adam: AdamState, parameters: Gaussians) -> None:

@@ -24,7 +24,7 @@ from splatcli.rasterizer.reference_engine import ReferenceEngine
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, StepEngine, ViewParams
 from splatcli.scene.camera import Camera
 from tests.native.cases import NEEDS_COMPILER, float64
-from tests.rasterizer.engines import F64, HEIGHT, LRS, WIDTH
+from tests.rasterizer.engines import F64, HEIGHT, LRS, WIDTH, masked_corner
 from tests.rasterizer.scenes import random_camera, random_gaussians, random_image
 
 pytestmark = NEEDS_COMPILER
@@ -72,21 +72,15 @@ class Step:
         self.heard += [v_viewmat[:3].clone(), v_exposure.clone()]
 
 
-def hidden_corner() -> Tensor:
-    hidden = torch.zeros(HEIGHT, WIDTH, dtype=torch.bool)
-    hidden[:9, :15] = True
-    return hidden
-
-
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "absgrad": {"absgrad": True},
-    "mask": {"mask": hidden_corner()},
+    "mask": {"mask": masked_corner()},
     "per-view parameters": {"posed": True},
     "regularisation and noise": {"regularisation": Regularisation(0.02, 0.03, noise=1e-3, seed=5)},
     "3D filter": {"filter_3d": torch.linspace(0.0, 0.1, 90, dtype=F64)},
     "depth": {"depth": DepthTarget(torch.arange(0, 900, 7), torch.full((129,), 0.25, dtype=F64), 0.7)},
-    "alpha": {"mask": hidden_corner(), "alpha_lambda": 0.5, "mask_lambda": 0.5},
+    "alpha": {"mask": masked_corner(), "alpha_lambda": 0.5, "mask_lambda": 0.5},
 }
 
 
@@ -131,9 +125,9 @@ def test_the_loss_sees_which_pixels_count() -> None:
         assert target.dtype == image.dtype == F64
         return (image - target)[counts].abs().mean()
 
-    Step(LossEngine(loss, backend=float64()), mask=hidden_corner())
+    Step(LossEngine(loss, backend=float64()), mask=masked_corner())
     assert len(seen) == 2
-    assert torch.equal(seen[0], ~hidden_corner())
+    assert torch.equal(seen[0], ~masked_corner())
 
 
 def test_a_loss_may_ask_for_gaussians_alpha_depth_and_camera() -> None:

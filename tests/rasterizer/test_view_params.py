@@ -20,7 +20,7 @@ from splatcli.rasterizer.reference import loss_reference, render_reference
 from splatcli.rasterizer.reference_engine import recolour_reference
 from splatcli.rasterizer.step_inputs import ViewParams
 from tests.native.cases import NEEDS_COMPILER
-from tests.rasterizer.engines import ENGINES, F64, HEIGHT, LRS, WIDTH, assert_gradients, make_engine
+from tests.rasterizer.engines import ENGINES, F64, HEIGHT, LRS, WIDTH, assert_gradients, make_engine, masked_corner
 from tests.rasterizer.scenes import leaves, random_camera, random_gaussians, random_image
 
 pytestmark = NEEDS_COMPILER
@@ -35,12 +35,6 @@ PPISP = torch.cat(
         torch.tensor([0.5, -0.4, 0.3, 0.2, -0.6, 0.3, -0.2, -0.4, 0.0, 0.0, 0.0, 0.0], dtype=F64),
     ]
 )
-
-
-def hidden_corner() -> Tensor:
-    hidden = torch.zeros(HEIGHT, WIDTH, dtype=torch.bool)
-    hidden[:9, :15] = True
-    return hidden
 
 
 def sampled(image: Tensor, grid: Tensor) -> Tensor:
@@ -146,7 +140,7 @@ class Steps:
         self.losses: list[float] = []
         for step in range(count):
             target = (random_image(50 + step, WIDTH, HEIGHT) * 255).round().to(torch.uint8)
-            mask = hidden_corner() if hidden else None
+            mask = masked_corner() if hidden else None
             if mask is not None:
                 target[mask] = 0
             background = torch.tensor([0.2, 0.4, 0.6], dtype=dtype)
@@ -184,7 +178,7 @@ def test_the_gradients_of_pose_and_exposure_are_those_of_autograd(
     image = reference(image, exposure)
     target = (random_image(50, WIDTH, HEIGHT) * 255).round().to(F64) / 255.0
     if hidden:
-        image, target = (t.masked_fill(hidden_corner()[..., None], 0.0) for t in (image, target))
+        image, target = (t.masked_fill(masked_corner()[..., None], 0.0) for t in (image, target))
     loss = loss_reference(image, target, 0.2)
     torch.autograd.backward(loss)
     exact = kind in ("reference", "float64")
@@ -217,11 +211,11 @@ def test_gradients_of_the_view_change_no_bit_of_the_gaussians() -> None:
     adam = AdamState.zeros_like(gaussians)
     for step in range(2):
         target = (random_image(50 + step, WIDTH, HEIGHT) * 255).round().to(torch.uint8)
-        target[hidden_corner()] = 0
+        target[masked_corner()] = 0
         view_params = ViewParams(lambda *_: None, pose=True, colours=torch.eye(3, 4))
         inputs = StepInputs(
             random_camera(30 + step, WIDTH, HEIGHT), target, LRS, 2, torch.tensor([0.2, 0.4, 0.6]), 0.2, False, None,
-            hidden_corner(), view_params=view_params,
+            masked_corner(), view_params=view_params,
         )  # fmt: skip
         engine.submit(gaussians, adam, inputs)
     assert all(torch.equal(getattr(gaussians, name), getattr(plain.gaussians, name)) for name in GROUPS)

@@ -21,8 +21,6 @@ from tests.native.cases import NEEDS_COMPILER
 from tests.rasterizer.test_rasterization import seen_by
 from tests.train.worlds import random_gaussians, ring_cameras
 
-Params = dict[str, nn.Parameter]
-
 
 def trained(n: int = 12, *, degree: int = 1) -> tuple[Any, dict[str, torch.optim.Adam]]:
     """Parameters as gsplat's trainer has them, and an Adam for each whose moments are the row numbers, from 1."""

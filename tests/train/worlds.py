@@ -16,7 +16,7 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.gaussians import GROUPS, SHN_COUNTS, Gaussians
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.step_inputs import DensifyStats, StepInputs, SyncEngine
+from splatcli.rasterizer.step_inputs import StepInputs, SyncEngine
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import ImageSource, LoadedImage
 from splatcli.scene.points import PointCloud
@@ -50,12 +50,6 @@ def random_adam(gaussians: Gaussians, seed: int = 1) -> AdamState:
             tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
     adam.step = 7
     return adam
-
-
-def random_stats(n: int, seed: int = 2) -> DensifyStats:
-    """Statistics that are nowhere zero."""
-    generator = torch.Generator().manual_seed(seed)
-    return DensifyStats(torch.rand(n, generator=generator) + 0.5, torch.rand(n, generator=generator) + 0.5)
 
 
 def ring_cameras(count: int, size: int = 16, radius: float = 3.0) -> list[Camera]:
