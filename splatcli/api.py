@@ -51,7 +51,7 @@ from splatcli.scene.decode import Rgb
 from splatcli.scene.georeference import place_text
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene as EngineScene
-from splatcli.train.backgrounds import evaluation_colour, parse_background, training_image_background
+from splatcli.train.backgrounds import parse_background, training_image_background
 from splatcli.train.changed_settings import changed_config
 from splatcli.train.densify import STRATEGIES, Strategy, StrategyFactory, check_strategy
 from splatcli.train.events import Alarmed, Evaluated, Event, Refined, RolledBack, SaveFailed, Started, Stepped, Stopped
@@ -614,11 +614,6 @@ class Trainer:
         if self._trainer is None:
             raise UsageError("there are no Gaussians before run()", where="Trainer.model")
         state = self._state_of(self._trainer)
-        settings = RenderSettings(
-            evaluation_colour(state.config),
-            state.config.train.antialiased,
-            state.per_view_params.recolour_unseen if state.config.views.ppisp else None,
-        )
         cameras = list(state.cameras)
         for row, view in enumerate(state.train):
             cameras[view] = state.per_view_params.camera(row, cameras[view])
@@ -627,7 +622,7 @@ class Trainer:
             origin="a run",
             step=state.step,
             cameras=tuple(cameras),
-            settings=settings,
+            settings=RenderSettings.of_run(state.config, state.per_view_params),
             offset=tuple(state.dataset.offset),
             place=state.dataset.place,
         )

@@ -24,6 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from splatcli.checkpoint.state import Checkpoint
+from splatcli.config import Config
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.rasterizer import render
 from splatcli.rasterizer.rendering import Render, chunk_bounds
@@ -201,9 +202,13 @@ class RenderSettings:
     def trained(cls, checkpoint: Checkpoint) -> RenderSettings:
         """Return the settings with which the run of this checkpoint is evaluated; random backgrounds become black."""
         config = checkpoint.config
-        recolour = PerViewParams.from_checkpoint(checkpoint).recolour_unseen if config.views.ppisp else None
-        background = evaluation_colour(config)
-        return cls(background, config.train.antialiased, recolour)
+        return cls.of_run(config, PerViewParams.from_checkpoint(checkpoint) if config.views.ppisp else PerViewParams())
+
+    @classmethod
+    def of_run(cls, config: Config, per_view_params: PerViewParams) -> RenderSettings:
+        """Return the settings with which a run is evaluated, as trained()."""
+        recolour = per_view_params.recolour_unseen if config.views.ppisp else None
+        return cls(evaluation_colour(config), config.train.antialiased, recolour)
 
 
 def render_pixels(gaussians: Gaussians, camera: Camera, settings: RenderSettings) -> NDArray[np.uint8]:

@@ -34,7 +34,6 @@ from splatcli.render.images import (
     median_distance,
 )
 from splatcli.scene.camera import Camera, common_up
-from splatcli.train.backgrounds import evaluation_colour
 from splatcli.train.events import Evaluated, Event, Probed, Started, Stepped
 from splatcli.train.state import TrainState
 from splatcli.viewer.http_server import READ_ONLY, Request, Response
@@ -84,9 +83,7 @@ class StateRenderer:
         """Render the image [H, W, 3] uint8 of a request."""
         with_normals = wanted.kind == "normals"
         if with_normals not in self._renderers:
-            config = self.state.config
-            background = evaluation_colour(config)
-            settings = RenderSettings(background, config.train.antialiased)
+            settings = RenderSettings.of_run(self.state.config, self.state.per_view_params)
             self._renderers[with_normals] = ModelRenderer(
                 self.state.gaussians_to_render(), settings, with_normals=with_normals
             )

@@ -20,13 +20,16 @@ from xml.etree import ElementTree
 import imageio.v3 as imageio
 import numpy as np
 import pytest
+import torch
 
 from splatcli.config import with_settings
 from splatcli.formats.html import ICON
 from splatcli.rasterizer import render
+from splatcli.rasterizer.ppisp import RESPONSE_NUMBERS
 from splatcli.rasterizer.step_inputs import StepEngine
 from splatcli.render.images import LAYERS
 from splatcli.train.events import Evaluated, Probed, Started, Stepped
+from splatcli.train.per_view_params import PerViewParams
 from splatcli.train.state import TrainState
 from splatcli.train.trainer import Trainer
 from splatcli.viewer import live_viewer as module
@@ -523,6 +526,22 @@ def test_an_image_equals_the_render_of_the_state(state: TrainState) -> None:
     assert shown.max() > 50
     state.cameras = [replace(camera, near=100.0 + i) for i, camera in enumerate(state.cameras)]
     assert StateRenderer(state).render(wanted).max() == 0, "the nearest plane of the run's cameras counts"
+
+
+@NEEDS_COMPILER
+def test_an_image_shows_the_response_of_the_camera_as_evaluation_does(state: TrainState) -> None:
+    """Of a run with --ppisp; the page's camera has intrinsics of its own, so that its vignetting is not known."""
+    state.config = with_settings(state.config, {"views.ppisp": True})
+    params = PerViewParams.new(state.config.views, [state.cameras[view] for view in state.train])
+    assert params.ppisp_camera is not None
+    params.ppisp_camera.values[0, -RESPONSE_NUMBERS:] = torch.linspace(-0.8, 0.9, RESPONSE_NUMBERS)
+    state.per_view_params = params
+    wanted = parse_render_request(image_request())
+    shown = StateRenderer(state).render(wanted)
+    plain = render(state.gaussians, wanted.camera).image
+    expected = params.recolour_unseen(wanted.camera, plain)
+    assert (expected - plain).abs().max() > 0.05
+    assert np.abs(shown - 255 * expected.clamp(0, 1).numpy()).max() <= 0.51
 
 
 @NEEDS_COMPILER
