@@ -383,12 +383,18 @@ def _last_result(path: Path, *, held_out: bool) -> dict[str, Any]:
 
 
 def _wants_offload(path: Path, overrides: ResumeOverrides) -> bool:
-    """Return whether the run of a checkpoint, or its overrides, use --offload. Raises as load_checkpoint()."""
-    from splatcli.checkpoint.container import read_container
+    """Return whether the run of a checkpoint is resumed with --offload.
 
+    Raises UsageError for settings that are not valid, else as load_checkpoint().
+    """
+    from splatcli.checkpoint.container import read_container
+    from splatcli.config import Config, read_settings, with_settings
+
+    given = read_settings(file=overrides.file, assignments=overrides.settings).get("memory.offload")
+    if given is not None:
+        return with_settings(Config(), {"memory.offload": given}).memory.offload
     memory = read_container(path, digests=False, mmap=True).manifest.config.get("memory")
-    stored = isinstance(memory, dict) and memory.get("offload") is True
-    return stored or "memory.offload=true" in overrides.settings
+    return isinstance(memory, dict) and memory.get("offload") is True
 
 
 def check_batch(config: Config, ranks: int | None) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from splatcli.checkpoint.file import load_checkpoint
+from splatcli.checkpoint.state import Checkpoint
 from splatcli.cli.run_training import check_batch
 from splatcli.config import Config
 from splatcli.errors import UsageError
@@ -21,6 +22,32 @@ from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    ("words", "mapped"),
+    [([], False), (["--offload"], True), (["--set", "memory.offload=True"], True), (["--config"], True)],
+)
+def test_a_run_that_is_resumed_offloaded_maps_its_checkpoint(
+    words: list[str], mapped: bool, splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state larger than memory is never read as a whole, whichever way --offload is given."""
+    run, file = tmp_path / "run", tmp_path / "settings.toml"
+    file.write_text("[memory]\noffload = true\n")
+    first = splat("train", tiny_scene, "-o", run, "-n", "20", *QUICK, "--stop-at", "6")
+    assert first.code == 0, first.err
+    loaded: list[bool] = []
+
+    def load(path: Path, *, mapped: bool = False) -> Checkpoint:
+        loaded.append(mapped)
+        return load_checkpoint(path, mapped=mapped)
+
+    monkeypatch.setattr("splatcli.checkpoint.file.load_checkpoint", load)
+    done = splat("resume", run, "--stop-at", "8", *words, *([file] if words == ["--config"] else []))
+    assert done.code == 0, done.err
+    assert ("note: offloaded" in done.err) == mapped
+    assert loaded == [mapped]
 
 
 @NEEDS_COMPILER
