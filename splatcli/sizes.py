@@ -1,8 +1,9 @@
-"""Parse and format numbers of bytes, and counts."""
+"""Parse and format numbers of bytes and counts; format lists."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 #: A smaller size is a mistake: usually its unit is missing.
 _LEAST = 1 << 20
@@ -53,3 +54,10 @@ def counted(count: int, one: str, several: str = "") -> str:
 def gib(count: int) -> str:
     """Return ``1.5 GiB``, or MiB where that is less than a tenth of a GiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 // 10 else f"{count / 2**20:.1f} MiB"
+
+
+def listed(names: Iterable[object], limit: int, separator: str = ", ") -> str:
+    """Return the first ``limit`` names on one line, and how many more there are: ``a, b, and 3 more``."""
+    first = list(map(str, names))
+    more = [f"and {len(first) - limit:,} more"] if len(first) > limit else []
+    return separator.join([*first[:limit], *more])

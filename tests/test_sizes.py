@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splatcli.sizes import counted, gib, parse_count, parse_size
+from splatcli.sizes import counted, gib, listed, parse_count, parse_size
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,17 @@ def test_a_count_stands_with_its_noun() -> None:
     texts = [counted(n, "image") for n in (0, 1, 2, 12_345)]
     assert texts == ["0 images", "1 image", "2 images", "12,345 images"]
     assert [counted(n, "view has", "views have") for n in (1, 3)] == ["1 view has", "3 views have"]
+
+
+@pytest.mark.parametrize(
+    ("names", "separator", "text"),
+    [
+        ([], ", ", ""),
+        (["a"], ", ", "a"),
+        (["a", "b"], ", ", "a, b"),
+        ([1, 2, 3], ", ", "1, 2, and 1 more"),
+        (["a"] * 1002, "; ", "a; a; and 1,000 more"),
+    ],
+)
+def test_a_list_names_the_first_and_counts_the_others(names: list[object], separator: str, text: str) -> None:
+    assert listed(names, 2, separator) == text

@@ -21,13 +21,14 @@ from splatcli.checkpoint.schema import (
     Manifest,
     digests_of,
     dtype_name,
-    listed,
     name_problems,
     parse_manifest,
+    problem_list,
     shape_problems,
     space_of,
 )
 from splatcli.errors import ModelFileError, SplatError, UnreadableError, from_os_error, system_error
+from splatcli.sizes import listed
 
 DAMAGED = "the file is damaged: fall back on an older checkpoint of the run, or restore the file from a copy"
 
@@ -64,7 +65,7 @@ def examine(path: Path, read: Callable[[zipfile.ZipFile], None]) -> None:
             names = archive.namelist()
             if names and all(name.endswith(".npy") for name in names):
                 raise ModelFileError(
-                    f"a NumPy archive (.npz), not a model: it holds {', '.join(names[:3])}{', ...' * (len(names) > 3)}",
+                    f"a NumPy archive (.npz), not a model: it holds {listed(names, 3)}",
                     where=path,
                     remedy="name a checkpoint or a file of splats; splatcli.Model(Gaussians(...)) makes one of arrays",
                 )
@@ -280,7 +281,7 @@ def _tensors_of(stored: dict[object, object], manifest: Manifest, path: Path) ->
             problems += _storage_problems(name, tensor, spec.nbytes, seen)
         problems += shape_problems(tensors)
     if problems:
-        raise ModelFileError(listed("tensors and format disagree", problems), where=path)
+        raise ModelFileError(problem_list("tensors and format disagree", problems), where=path)
     return tensors
 
 

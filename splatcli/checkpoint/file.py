@@ -38,11 +38,11 @@ from splatcli.checkpoint.schema import (
     TrainSpec,
     digests_of,
     dtype_name,
-    listed,
     name_problems,
     nonfinite,
     nonfinite_path,
     parse_manifest,
+    problem_list,
     shape_problems,
     space_of,
     writer_info,
@@ -332,7 +332,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     problems = name_problems(list(tensors))
     problems = problems or shape_problems(tensors)
     if problems:
-        raise SplatError(listed("this state is not a checkpoint", problems), where=path)
+        raise SplatError(problem_list("this state is not a checkpoint", problems), where=path)
     _check_finite(tensors, path)
     if (fault := checkpoint_space_problem(checkpoint.gaussians, checkpoint.config)) is not None:
         raise DivergedError(f"not written: {fault}", where=path)

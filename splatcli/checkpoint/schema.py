@@ -22,6 +22,7 @@ from splatcli import __version__, machine
 from splatcli.errors import ModelFileError, VersionError
 from splatcli.native.backend import chosen_isa
 from splatcli.scene.camera import NEAR
+from splatcli.sizes import listed
 
 FORMAT: Final = "splatcli-checkpoint"
 #: [major, minor] of the format written here. A reader takes a file when the major number is its own and the
@@ -256,7 +257,7 @@ def parse_manifest(text: str, where: object) -> Manifest:
         return Manifest.model_validate(data)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        raise ModelFileError(listed("the manifest is not valid", problems), where=where) from None
+        raise ModelFileError(problem_list("the manifest is not valid", problems), where=where) from None
 
 
 def _check_version(data: dict[str, Any], where: object) -> None:
@@ -416,7 +417,10 @@ def nonfinite_path(value: object, path: str = "") -> str | None:
     return next((found for key, item in items if (found := nonfinite_path(item, key)) is not None), None)
 
 
-def listed(title: str, problems: list[str], limit: int = 20) -> str:
-    """Return ``title`` and the first ``limit`` faults on one line."""
-    text = "; ".join(problems[:limit])
-    return f"{title}: {text}" + (f"; and {len(problems) - limit} more" if len(problems) > limit else "")
+#: Problems that an error names.
+_MAX_LISTED = 20
+
+
+def problem_list(title: str, problems: list[str]) -> str:
+    """Return ``title`` and the first problems on one line."""
+    return f"{title}: {listed(problems, _MAX_LISTED, '; ')}"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self, TextIO
 
 from splatcli.errors import OutputError, SplatError, UsageError
 from splatcli.progress import listening
-from splatcli.sizes import counted
+from splatcli.sizes import counted, listed
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -629,8 +629,7 @@ def named_views(named: Sequence[str]) -> str:
     """Return the first names of a list of views, and how many more there are."""
     from splatcli.train.evaluate import LISTED
 
-    more = [f"and {len(named) - LISTED} more"] if len(named) > LISTED else []
-    return ", ".join([*named[:LISTED], *more])
+    return listed(named, LISTED)
 
 
 def format_rate(rate: float, unit: str) -> str:

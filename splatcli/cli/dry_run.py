@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from splatcli.cli.console import Output, format_time
 from splatcli.output_files import scene_name
+from splatcli.sizes import listed
 
 if TYPE_CHECKING:
     from splatcli.cli.run_training import NewRun
@@ -92,7 +93,7 @@ def show_training(
         facts |= {"seconds_one_view": seconds, "batch_size": batch, "offload": final.memory.offload}
     if run.ranks is not None:
         facts |= {"ranks": run.ranks, "sharded": sharded}
-    views = f"{len(scene.train)} training views and {len(scene.test)} held out, {_some(sizes)}"
+    views = f"{len(scene.train)} training views and {len(scene.test)} held out, {listed(sizes, 3)}"
     each = "" if run.ranks is None else f" in each of {run.ranks} processes"
     if each and sharded:
         each += f", with 1/{run.ranks} of the Gaussians"
@@ -151,10 +152,6 @@ def _takes(seconds: float, device: str, run: NewRun, config: Config) -> str:
 
 def _most(cap: int | None) -> str:
     return "without a maximum" if cap is None else f"at most {cap:,}"
-
-
-def _some(sizes: list[str]) -> str:
-    return ", ".join(sizes[:3]) + (", ..." if len(sizes) > 3 else "")
 
 
 def _existing(folder: Path) -> Path:

@@ -33,6 +33,7 @@ from splatcli.errors import (
     os_errors,
 )
 from splatcli.output_files import free_folder
+from splatcli.sizes import listed
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.imported import ImportOptions
@@ -451,13 +452,12 @@ def check_request(
     if keys:
         if "train.iterations" in keys:  # which the schedule follows
             keys = [key for key in keys if not key.startswith("schedule.")]
-        listed = "; ".join(f"{key} was {shown(before[key])}, is now {shown(request[key])}" for key in keys[:_LISTED])
-        more = f"; and {len(keys) - _LISTED} more" if len(keys) > _LISTED else ""
+        changes = [f"{key} was {shown(before[key])}, is now {shown(request[key])}" for key in keys]
         steps = request.get("train.iterations", 0), before.get("train.iterations", 0)
         longer = f" --iterations {steps[0]}" if "train.iterations" in keys and steps[0] > steps[1] else ""
         go_on = f"splat resume {shlex.quote(str(place))}{longer}"
         raise OutputError(
-            f"the output folder holds a run with other settings: {listed}{more}",
+            f"the output folder holds a run with other settings: {listed(changes, _LISTED, '; ')}",
             where=place,
             remedy=f"continue it with {go_on}, {otherwise}",
         )

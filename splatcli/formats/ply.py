@@ -22,6 +22,7 @@ from splatcli.errors import ModelFileError, OutputError, UnreadableError, from_o
 from splatcli.formats.format import Encoded, ExportMetadata, Format, refused_discs
 from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.progress import report
+from splatcli.sizes import listed
 
 # --- the header: its claims are compared with the file's size before any allocation
 #
@@ -500,7 +501,7 @@ def _ignored(header: PlyHeader, vertex: PlyElement) -> list[str]:
     others = [name for name in vertex.properties if name not in known and not name.startswith("f_rest_")]
     notes = []
     if others:
-        notes.append(f"ignored the properties {', '.join(others[:8])}{', ...' * (len(others) > 8)} of its vertices")
+        notes.append(f"ignored the properties {listed(others, 8)} of its vertices")
     if changes := sum(element.name.startswith(_CHANGES) for element in header.elements):
         notes.append(f"its Gaussians move: the first of {changes + 1:,} frames is read")
     return notes

@@ -15,6 +15,7 @@ from splatcli.errors import UsageError
 from splatcli.render.camera_files import read_camera_file
 from splatcli.render.camera_paths import Rig, circle, ellipse, nearest_order, orbit, spiral, through
 from splatcli.scene.camera import NEAR, Camera, CameraModel
+from splatcli.sizes import listed
 
 SPLITS = ("test", "train", "all")
 #: The label of views that are named by their images.
@@ -174,9 +175,10 @@ def _camera_of(name: str, cameras: Sequence[Camera]) -> Camera:
         [camera for camera, path in written if name.endswith(f"/{path}")],
     ):
         if len(matches) > 1:
-            listed = ", ".join(camera.name for camera in matches[:_SHOWN]) + (", ..." if len(matches) > _SHOWN else "")
             raise UsageError(
-                f"{name!r} names {len(matches)} views", where="--views", remedy=f"name one with its folder: {listed}"
+                f"{name!r} names {len(matches)} views",
+                where="--views",
+                remedy=f"name one with its folder: {listed([camera.name for camera in matches], _SHOWN)}",
             )
         if matches:
             return matches[0]
@@ -191,13 +193,12 @@ def _camera_of(name: str, cameras: Sequence[Camera]) -> Camera:
         )
     near = difflib.get_close_matches(name, [*words, *names], n=_NEAR)
     near += [short[one] for one in difflib.get_close_matches(PurePosixPath(name).name, short, n=_NEAR)]
-    listed = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     raise UsageError(
         f"{name!r} names no views, and no image of one of the {len(cameras)}",
         where="--views",
         remedy=f"did you mean {' or '.join(list(dict.fromkeys(near))[:_NEAR])}?"
         if near
-        else f"{', '.join(words)}, a .json of cameras, or images with commas: {listed}",
+        else f"{', '.join(words)}, a .json of cameras, or images with commas: {listed(names, _SHOWN)}",
     )
 
 

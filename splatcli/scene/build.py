@@ -21,7 +21,6 @@ from splatcli.scene.depth_maps import AUTO, depths_of_points, find_depth_maps, w
 from splatcli.scene.find_images import (
     find_images,
     images_below,
-    listed,
     unread_below,
     unread_note,
 )
@@ -35,6 +34,7 @@ from splatcli.scene.relative_depths import fit_relative_depths
 from splatcli.scene.scene import Scene, collinear, extent_of, move_origin, origin_offset, split_views, spread_of
 from splatcli.scene.sfm_report import REPORT, are_cameras_held
 from splatcli.scene.source import Problems, Reader, SceneSource, View
+from splatcli.sizes import listed
 
 #: A model that registers fewer views than this, of more images, has failed.
 MIN_VIEWS = 3

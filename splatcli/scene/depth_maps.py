@@ -25,7 +25,7 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.decode import apply_orientation, decode_numbers, nearest, read_header, same_shape
 from splatcli.scene.find_images import SHOWN, Found, ambiguous_error, is_file, walk
 from splatcli.scene.source import Problems, SceneSource, View
-from splatcli.sizes import counted
+from splatcli.sizes import counted, listed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,10 +133,9 @@ def find_depth_maps(
                 remedy="name the maps after their images, as PNG, TIFF, .npy or .npz",
             )
     if missing and not (data.skip_missing and maps):
-        shown = ", ".join(missing[:SHOWN]) + (", ..." if len(missing) > SHOWN else "")
         problems.add(
             SceneError(
-                f"{len(missing)} of {len(missing) + len(maps)} depth maps are missing: {shown}",
+                f"{len(missing)} of {len(missing) + len(maps)} depth maps are missing: {listed(missing, SHOWN)}",
                 where=where,
                 remedy="put them back; splat train --skip-missing goes on without them",
             )

@@ -17,7 +17,7 @@ from splatcli.errors import SceneError
 from splatcli.scene import heif
 from splatcli.scene.decode import RAW_SUFFIXES, conversion
 from splatcli.scene.source import Problems, SceneSource, View
-from splatcli.sizes import counted
+from splatcli.sizes import counted, listed
 
 #: File name endings that are taken for images, when an ending has to be guessed.
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".tif", ".tiff", ".webp", ".bmp", ".avif", *heif.SUFFIXES)
@@ -119,11 +119,6 @@ def files_below(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
                 yield Path(base, file).relative_to(folder).as_posix()
 
 
-def listed(names: list[str], count: int) -> str:
-    """Return the first ``count`` names, and how many more there are."""
-    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
-
-
 def unread_below(folder: Path) -> list[str]:
     """Return the files below a folder that are images by their endings but are not looked for, as relative paths.
 
@@ -169,10 +164,9 @@ def file_with_remedy(folder: Path) -> tuple[Path, str] | None:
 
 def unread_note(names: Sequence[str]) -> str:
     """Return the sentence that names images which ``unread_below`` found."""
-    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
     return (
         f"{len(names)} {'file is an image' if len(names) == 1 else 'files are images'} of a kind that is not read, "
-        f"and left out: {shown}"
+        f"and left out: {listed(names, SHOWN)}"
     )
 
 
@@ -261,8 +255,8 @@ def ambiguous_error(folder: Path, name: str, candidates: list[str]) -> SceneErro
 
 def _missing(found: Found, total: int, looked: list[Path], root: Path) -> SceneError:
     """Return the error for images that views name and the disk lacks: how many, which, and what is there instead."""
-    named = [f"{name}{_in_place_of(found.folder / name)}" for name in found.missing[:SHOWN]]
-    shown = ", ".join(named) + (", ..." if len(found.missing) > SHOWN else "")
+    first = [f"{name}{_in_place_of(found.folder / name)}" for name in found.missing[:SHOWN]]
+    shown = listed([*first, *found.missing[SHOWN:]], SHOWN)
     if found.paths:
         return SceneError(
             f"{len(found.missing)} of {total} images are missing: {shown}",

@@ -23,7 +23,7 @@ from splatcli.scene.images import ImageSource, ImageStore, max_pixels
 from splatcli.scene.masks import alpha_is_mask, check_mask
 from splatcli.scene.source import FixedLens, Problems, View
 from splatcli.scene.undistort import LensKey, camera_of, check_lens, is_fisheye, is_pinhole, lens_key, rescaled
-from splatcli.sizes import counted
+from splatcli.sizes import counted, listed
 
 #: Without a resolution, wider images are reduced to this many pixels (INRIA's rule).
 MAX_WIDTH = 1600
@@ -298,9 +298,9 @@ def keep_decodable(store: ImageStore, data: DataConfig, notes: list[str], proble
 
 def _bad_note(bad: list[SceneError]) -> str:
     """Return the note on images that are left out because they cannot be read."""
-    named = "; ".join(f"{Path(error.where or '').name} {error.what}" for error in bad[:_MAX_LISTED])
+    named = listed([f"{Path(error.where or '').name} {error.what}" for error in bad], _MAX_LISTED, "; ")
     some = "1 image cannot be read and is" if len(bad) == 1 else f"{len(bad)} images cannot be read and are"
-    return f"{some} left out: {named}" + ("; ..." if len(bad) > _MAX_LISTED else "")
+    return f"{some} left out: {named}"
 
 
 def _identical_note(sources: Sequence[ImageSource]) -> str | None:

@@ -18,7 +18,7 @@ from splatcli.scene.decode import decode
 from splatcli.scene.images import OPAQUE, ImageSource, ImageStore
 from splatcli.scene.masks import read_mask
 from splatcli.scene.scene import Scene
-from splatcli.sizes import counted
+from splatcli.sizes import counted, listed
 
 #: Points and cameras that are inspected; enough for shares to be good to some percent.
 _POINTS, _CAMERAS = 2_000, 200
@@ -110,7 +110,7 @@ def _cameras(scene: Scene) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "cameras",
-            f"{len(far)} stand more than {_FAR:g} times as far out as most: {_listed(far)}",
+            f"{len(far)} stand more than {_FAR:g} times as far out as most: {listed(far, _MAX_LISTED)}",
             "they are likely misplaced: take them out, or run structure from motion again with more overlap",
         )
     turns = np.stack([camera.viewmat[:3, :3].ravel() for camera in scene.cameras])
@@ -134,7 +134,7 @@ def _images(scene: Scene) -> Iterator[Finding]:
     yield Finding("found", "photos", f"{where}{len(sources)}, stored as {_sizes(stored)}, trained at {_sizes(trained)}")
     gone = [camera.name for i, camera in enumerate(scene.cameras) if not scene.images.has(i)]
     if gone:
-        yield Finding("warning", "photos", f"{len(gone)} have gone: {_listed(gone)}", "put them back")
+        yield Finding("warning", "photos", f"{len(gone)} have gone: {listed(gone, _MAX_LISTED)}", "put them back")
 
 
 def _beside(scene: Scene) -> Iterator[Finding]:
@@ -239,7 +239,7 @@ def _repeated_notes(scene: Scene) -> list[tuple[str, str]]:
     many = "1 held-out view stands and looks" if len(pairs) == 1 else f"{len(pairs)} held-out views stand and look"
     return [
         (
-            f"{many} as a training view does ({_listed(pairs)}), so that the figures are too good",
+            f"{many} as a training view does ({listed(pairs, _MAX_LISTED)}), so that the figures are too good",
             "remove copies of images, and frames of a camera at rest",
         )
     ]
@@ -291,10 +291,6 @@ def _top(source: ImageSource) -> str:
 def _sizes(sizes: Counter[tuple[int, int]]) -> str:
     named = [f"{width}x{height}" for (width, height), _ in sizes.most_common(_MAX_LISTED)]
     return ", ".join(named) + (f" and {len(sizes) - _MAX_LISTED} other sizes" if len(sizes) > _MAX_LISTED else "")
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
 
 
 #: Masks that are inspected; a mean over so many is good to some percent, and reading them takes no second.

@@ -19,6 +19,7 @@ from splatcli.errors import SceneError
 from splatcli.scene.decode import decode_nonzero, read_header, same_shape
 from splatcli.scene.find_images import SHOWN, SUFFIXES, Found, ambiguous_error, find_in, is_file
 from splatcli.scene.source import Problems, SceneSource, View
+from splatcli.sizes import listed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,8 +94,8 @@ def masks_in(folder: Path, names: list[str], problems: Problems, *, wanted: bool
     if missing and (masks or wanted):
         problems.add(
             SceneError(
-                f"{len(missing)} of {len(names)} images have no mask: {', '.join(missing[:SHOWN])}"
-                f"{', ...' if len(missing) > SHOWN else ''}; looked for {missing[0]}.png and {Path(missing[0]).stem}.*",
+                f"{len(missing)} of {len(names)} images have no mask: {listed(missing, SHOWN)}; "
+                f"looked for {missing[0]}.png and {Path(missing[0]).stem}.*",
                 where=folder,
                 remedy=_REMEDY,
             )

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from splatcli.errors import SceneError, UsageError
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
+from splatcli.sizes import listed
 
 Doubles = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -150,10 +151,9 @@ def check_blocks(scene: Scene, shape: tuple[int, int], held: list[BlockContents]
     """
     dark = [block for block, one in enumerate(held) if one.views < LEAST_VIEWS]
     if dark:
-        listed = ", ".join(map(str, dark[:8])) + (", ..." if len(dark) > 8 else "")
         raise SceneError(
-            f"of {shape[0]}x{shape[1]} blocks {listed} {'is' if len(dark) == 1 else 'are'} shown by fewer than "
-            f"{LEAST_VIEWS} training views",
+            f"of {shape[0]}x{shape[1]} blocks {listed(dark, 8)} {'is' if len(dark) == 1 else 'are'} shown by fewer "
+            f"than {LEAST_VIEWS} training views",
             where=scene.root,
             remedy="take fewer blocks",
         )

@@ -21,6 +21,7 @@ from splatcli.reproducible import tree_sum
 from splatcli.scene.depth_maps import KnownDepths, RelativeFit
 from splatcli.scene.images import ImageStore
 from splatcli.scene.points import WITH_TRACKS
+from splatcli.sizes import listed
 
 #: Points that an image needs for a fit of two numbers that a few wrong points do not decide.
 MIN_POINTS = 16
@@ -91,8 +92,9 @@ def fit_relative_depths(
         f"are fitted to the SfM points: median error {errors[inverse]:.1%}"
     )
     if without:
-        shown = ", ".join(without[:3]) + (", ..." if len(without) > 3 else "")
-        notes.append(f"{len(without)} depth maps do not fit the points of their images and are not used: {shown}")
+        notes.append(
+            f"{len(without)} depth maps do not fit the points of their images and are not used: {listed(without, 3)}"
+        )
     return store.of(sources)
 
 

@@ -23,7 +23,6 @@ from splatcli.scene.find_images import (
     file_with_remedy,
     files_below,
     images_below,
-    listed,
     unread_below,
     unread_error,
     unread_note,
@@ -33,6 +32,7 @@ from splatcli.scene.sfm_report import REPORT
 from splatcli.scene.source import Problems
 from splatcli.sfm.flight_log import flight_log_beside
 from splatcli.sfm.options import MIN_IMAGES
+from splatcli.sizes import listed
 
 #: Folders beside or among the images that hold something else: masks, and copies reduced for training.
 _NOT_IMAGES = frozenset(("masks", "images_2", "images_4", "images_8"))

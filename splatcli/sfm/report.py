@@ -11,9 +11,10 @@ import numpy as np
 from splatcli import __version__
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.borders import listed_borders
-from splatcli.scene.find_images import listed, unread_note
+from splatcli.scene.find_images import unread_note
 from splatcli.scene.inspect import few_notes
 from splatcli.sfm.images import copies_note, edits_note
+from splatcli.sizes import listed
 
 #: Points whose parallax is measured; a median needs no more.
 _PARALLAX_POINTS = 2_000

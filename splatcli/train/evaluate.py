@@ -23,6 +23,7 @@ from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.sharded import ShardedEngine
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
+from splatcli.sizes import listed
 from splatcli.train.backgrounds import evaluation_background, evaluation_colour
 from splatcli.train.events import Alarmed, Evaluated, Probed, ViewScore
 from splatcli.train.image_metrics import psnr, quantised, ssim
@@ -89,23 +90,21 @@ def outlier_note(views: Sequence[ViewScore], fitted: Mapping[str, float] | None 
     middle = statistics.median(view.psnr for view in views)
     named = [
         f"{view.name} {view.psnr:.1f}" + (f" ({fitted[view.name]:.1f} with its colours fitted)" if fitted else "")
-        for view in found[:LISTED]
+        for view in found
     ]
-    if len(found) > LISTED:
-        named.append(f"and {len(found) - LISTED} more")
     verb = "is" if len(found) == 1 else "are"
-    return f"{len(found)} of {len(views)} views {verb} far below the median PSNR of {middle:.1f} dB: {', '.join(named)}"
+    low = f"{verb} far below the median PSNR of {middle:.1f} dB"
+    return f"{len(found)} of {len(views)} views {low}: {listed(named, LISTED)}"
 
 
 def blur_note(names: Sequence[str], views: int) -> str | None:
     """Return a sentence about the blurred ones among so many training images, None without one."""
     if not names:
         return None
-    named = [*names[:LISTED], *([f"and {len(names) - LISTED} more"] if len(names) > LISTED else [])]
     verb = "is" if len(names) == 1 else "are"
     return (
         f"{len(names)} of {views} training images {verb} blurred, with less than {100 * MIN_DETAIL:.0f} % of the "
-        f"detail of their renders: {', '.join(named)}; add sharp images of what they show"
+        f"detail of their renders: {listed(names, LISTED)}; add sharp images of what they show"
     )
 
 

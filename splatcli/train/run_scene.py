@@ -15,6 +15,7 @@ from splatcli.scene.decode import Rgb
 from splatcli.scene.depth_maps import AUTO
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
+from splatcli.sizes import listed
 
 #: Differences that a message lists.
 _LISTED = 8
@@ -93,8 +94,7 @@ def check_same_scene(checkpoint: Checkpoint, scene: Scene, allowed: Collection[s
     differences = [(kind, text) for kind, text in _differences(checkpoint, scene) if kind not in allowed]
     if not differences:
         return
-    listed = [text for _, text in differences[:_LISTED]]
-    more = f"; and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
+    changes = listed([text for _, text in differences], _LISTED, "; ")
     kinds = sorted({kind for kind, _ in differences})
     remedy = "give the folder that the run was started on, or start a new run from its model: "
     remedy += "splat train SCENE --init CKPT"
@@ -102,7 +102,7 @@ def check_same_scene(checkpoint: Checkpoint, scene: Scene, allowed: Collection[s
         flags = " ".join(f"--allow-config-change {kind}" for kind in kinds)
         remedy += f"; {flags} goes on, whatever {' and '.join(CONSENT[kind] for kind in kinds)} are now"
     raise SceneError(
-        f"the scene has changed since step {checkpoint.step} was saved: " + "; ".join(listed) + more,
+        f"the scene has changed since step {checkpoint.step} was saved: {changes}",
         where=scene.root,
         remedy=remedy,
     )

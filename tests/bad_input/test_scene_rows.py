@@ -479,7 +479,7 @@ CASES = [
         16,
         "seven",
         remove(*(f"scene/images/view_{i:03}.jpg" for i in range(0, 28, 4))),
-        says=("7 of 12 images are missing: view_000.jpg", "view_016.jpg, ..."),
+        says=("7 of 12 images are missing: view_000.jpg", "view_016.jpg, and 2 more"),
     ),
     Case(
         16,
@@ -675,7 +675,11 @@ CASES = [
     ),
     # Two layouts.
     Case(
-        43, "both, alike", write_transforms, 0, ("the COLMAP model is used, not transforms.json, which tells the same",)
+        43,
+        "both, alike",
+        write_transforms,
+        0,
+        ("the COLMAP model is used, not transforms.json, which describes the same views",),
     ),
     Case(
         43,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from splatcli.checkpoint.foreign.imported import Columns, ImportedModel, Load, Program, columns_of_tensors
-from splatcli.checkpoint.schema import listed
+from splatcli.checkpoint.schema import problem_list
 from splatcli.errors import ModelFileError
 
 _NAMES = {name: f"splats.{name}" for name in ("means", "quats", "scales", "opacities", "sh0", "shN")}
@@ -39,7 +39,7 @@ def read_gsplat(stored: object, path: Path, load: Load) -> ImportedModel:
     if len(set(steps)) > 1:
         said = [f"{shard.name} of step {step}" for shard, step in zip(shards, steps, strict=True)]
         raise ModelFileError(
-            listed("the shards are of different steps", said),
+            problem_list("the shards are of different steps", said),
             where=path.parent,
             remedy="put the shards of one step into one folder, and name any of them",
         )
@@ -80,7 +80,7 @@ def shards_of(path: Path) -> list[Path]:
     missing = [f"ckpt_{named[1]}_rank{rank}.pt" for rank in range(world) if rank not in ranks[step]]
     if missing:
         raise ModelFileError(
-            listed(
+            problem_list(
                 f"a shard of a model that {world} processes trained, and {len(missing)} "
                 f"{'is' if len(missing) == 1 else 'are'} missing",
                 missing,

@@ -26,7 +26,7 @@ from splatcli.checkpoint.activation_check import (
     check_scales,
     check_space,
 )
-from splatcli.checkpoint.schema import dtype_name, listed, nonfinite
+from splatcli.checkpoint.schema import dtype_name, nonfinite, problem_list
 from splatcli.errors import DivergedError, ModelFileError, SplatError
 from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.progress import report
@@ -360,7 +360,7 @@ def columns_of_tensors(found: dict[str, object], names: dict[str, str], where: P
         f"{names[name]} is {type(found[name]).__name__}, not a tensor" for name in _SHAPES if name not in tensors
     ]
     if problems:
-        raise ModelFileError(listed("not the tensors of a model", problems), where=where)
+        raise ModelFileError(problem_list("not the tensors of a model", problems), where=where)
     count = tensors["means"].shape[0] if tensors["means"].dim() else 0
     for name, tensor in tensors.items():
         fits = [tuple(count if size < 0 else size for size in shape) for shape in _SHAPES[name]]
@@ -371,7 +371,7 @@ def columns_of_tensors(found: dict[str, object], names: dict[str, str], where: P
             problems.append(f"{names[name]} has shape {list(tensor.shape)}{discs}, not {list(fits[0])}")
     problems = problems or _oversized_views(tensors, names)
     if problems:
-        raise ModelFileError(listed("not the tensors of a model", problems), where=where)
+        raise ModelFileError(problem_list("not the tensors of a model", problems), where=where)
     return Columns(**{name: _own(name, tensor) for name, tensor in tensors.items()})
 
 

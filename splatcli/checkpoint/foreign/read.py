@@ -19,6 +19,7 @@ from splatcli.checkpoint.container import check_crc, examine, name_for_torch, pi
 from splatcli.checkpoint.foreign import gsplat, inria, nerfstudio
 from splatcli.checkpoint.foreign.imported import ImportedModel
 from splatcli.errors import ModelFileError
+from splatcli.sizes import listed
 
 #: The programs whose checkpoints are read; of models of one step the first program's wins.
 PROGRAMS = (inria.PROGRAM, gsplat.PROGRAM, nerfstudio.PROGRAM)
@@ -59,7 +60,7 @@ def _outline(stored: object) -> str:
     """Return a few words on the content of a file."""
     if isinstance(stored, dict):
         keys = [str(key)[:40] for key in stored]
-        return f"a dictionary of {', '.join(keys[:8])}{', ...' if len(keys) > 8 else ''}" if keys else "nothing"
+        return f"a dictionary of {listed(keys, 8)}" if keys else "nothing"
     if isinstance(stored, tuple | list):
         return f"a {type(stored).__name__} of {len(stored)} values"
     return f"a {type(stored).__name__}"
