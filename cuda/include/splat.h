@@ -73,7 +73,8 @@ typedef struct SplatView {
   int32_t with_depth;    /* also accumulate depth */
   int32_t tile_row_begin, tile_row_end;
   double viewmat[16];    /* world to camera, row major */
-  double fx, fy, cx, cy; /* pixels; fx and fy of SPLAT_CAMERA_ORTHO are pixels a world unit */
+  double fx, fy, cx, cy; /* pixels; fx and fy of SPLAT_CAMERA_ORTHO are pixels a world unit, those of
+                            SPLAT_CAMERA_FISHEYE pixels a radian */
   double z_near, z_far;  /* world units */
   const void* filter_3d; /* real [n] standard deviation of each Gaussian's 3D filter, world units; NULL: none */
   const void* bounds;    /* CPU, for splat_project: real [M / SPLAT_CHUNK, SPLAT_BOUNDS], of each chunk's Gaussians the

@@ -92,8 +92,9 @@ def named_path(given: Path | None) -> Path:
 def newest_checkpoint(folder: Path, *, out: Output | None = None, allow_older: bool | None = None) -> Path | None:
     """Return the newest sound checkpoint of a run; None where the folder has none at all.
 
-    When the newest is damaged an older one stands in for it only if ``allow_older`` says so, and ``out`` hears of it,
-    whatever -q says; else OlderModelError is raised. None for ``allow_older``: the command has no such flag.
+    When the newest is damaged an older one stands in for it only if ``allow_older`` says so, with a warning on
+    ``out`` that -q does not hide; else OlderModelError is raised. None for ``allow_older``: the command has no such
+    flag.
     Raises ModelFileError when all are damaged, and as find_latest_sound().
     """
     from splatcli.checkpoint.run_dir import find_latest_sound, step_of

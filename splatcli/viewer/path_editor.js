@@ -58,7 +58,7 @@ const MARKUP = `
             <button class="main" data-id="add" title="Add a key frame at this view">Add key frame <kbd data-id="key"></kbd></button>
             <p class="hint" data-id="hint">Move to a view and add it. Two or more key frames make a video, one makes an image.</p>
             <ol data-id="list"></ol>
-            <div class="line" data-id="transport">
+            <div class="line">
                 <button class="icon" data-id="play" aria-label="Preview">${ICONS.play}</button>
                 <input type="range" data-id="frame" min="0" value="0" step="1" aria-label="Frame of the preview" title="Drag to see the view at a time">
                 <output data-id="time"></output>

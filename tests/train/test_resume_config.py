@@ -1,4 +1,4 @@
-"""Settings that change when a run is resumed: wishes are followed, differences need consent, some cannot be."""
+"""Settings that change when a run is resumed: --set changes them, other differences need consent or are refused."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Browser:
         self.threads = ThreadPoolExecutor()
 
     def ask(self, request: Request) -> Future[Response | None]:
-        """The answer to come; the wish has arrived when this returns."""
+        """The answer to come; the request has arrived when this returns."""
         before = len(self.run._pending)
         answer = self.threads.submit(self.run, request)
         until(lambda: len(self.run._pending) > before or answer.done())
@@ -131,17 +131,17 @@ def browser(run: LiveRun) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def painted(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> list[RenderRequest]:
-    """Wishes that were granted; painting takes 0.1 s of the clock."""
-    pending: list[RenderRequest] = []
+def rendered(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> list[RenderRequest]:
+    """Requests that were rendered; rendering takes 0.1 s of the clock."""
+    requests: list[RenderRequest] = []
 
     def render(self: StateRenderer, wanted: RenderRequest) -> Any:
-        pending.append(wanted)
+        requests.append(wanted)
         clock.now += 0.1
         return np.full((wanted.camera.height, wanted.camera.width, 3), 200, np.uint8)
 
     monkeypatch.setattr(StateRenderer, "render", render)
-    return pending
+    return requests
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_without_requests_nothing_is_rendered(run: LiveRun, state: TrainState, m
 
 
 def test_an_image_comes_with_the_progress_of_its_step(
-    run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
+    run: LiveRun, browser: Browser, state: TrainState, rendered: list[RenderRequest], clock: Clock
 ) -> None:
     run.report(Started(0, 12, 20, 5, 1, "cpu"), state)
     clock.now += 1
@@ -185,7 +185,7 @@ def test_an_image_comes_with_the_progress_of_its_step(
 
 
 def test_the_rate_and_the_time_left_are_those_of_the_last_seconds(
-    run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
+    run: LiveRun, browser: Browser, state: TrainState, rendered: list[RenderRequest], clock: Clock
 ) -> None:
     run.report(Started(0, 12, 20, 5, 1, "cpu"), state)
     state.config = with_settings(state.config, {"train.iterations": 1000})
@@ -215,7 +215,7 @@ def test_the_rate_and_the_time_left_are_those_of_the_last_seconds(
 
 
 def test_an_older_state_and_a_new_run_measure_anew(
-    run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
+    run: LiveRun, browser: Browser, state: TrainState, rendered: list[RenderRequest], clock: Clock
 ) -> None:
     run.report(Evaluated(5, 21.5, 0.7, 20, []), state)
     for step in (10, 20, 5):
@@ -250,7 +250,7 @@ def test_the_page_has_an_icon_of_its_own_and_names_its_keys(run: LiveRun) -> Non
 
 
 def test_who_moves_gets_half_of_the_time_and_no_more(
-    run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
+    run: LiveRun, browser: Browser, state: TrainState, rendered: list[RenderRequest], clock: Clock
 ) -> None:
     clock.now += 1000  # credit does not pile up while nobody looks
     training = 0.0
@@ -260,11 +260,11 @@ def test_who_moves_gets_half_of_the_time_and_no_more(
         run.report(stepped(step), state)
         clock.now += 0.02
         training += 0.02
-    assert 0.1 * len(painted) == pytest.approx(training, abs=0.3)
+    assert 0.1 * len(rendered) == pytest.approx(training, abs=0.3)
 
 
 def test_a_still_view_gets_a_new_image_of_a_new_step_after_a_while(
-    run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
+    run: LiveRun, browser: Browser, state: TrainState, rendered: list[RenderRequest], clock: Clock
 ) -> None:
     clock.now += 1
     browser.ask(image_request())
@@ -273,13 +273,13 @@ def test_a_still_view_gets_a_new_image_of_a_new_step_after_a_while(
     run.report(stepped(2), state)
     clock.now += 1.2
     run.report(stepped(3), state)
-    assert len(painted) == 1, "too early: a picture of 0.1 s may come every other second"
+    assert len(rendered) == 1, "too early: an image that takes 0.1 s may come every other second"
     clock.now += 1.2
     run.report(stepped(4), state)
-    assert len(painted) == 1, "the step on the screen is still the state's"
+    assert len(rendered) == 1, "the step on the screen is still the state's"
     state.step = 5
     run.report(stepped(5), state)
-    assert len(painted) == 2
+    assert len(rendered) == 2
     assert facts(answer.result())["step"] == 5
 
 
@@ -292,7 +292,7 @@ def test_a_request_times_out_and_is_dropped(run: LiveRun, browser: Browser) -> N
 
 
 def test_a_browser_has_one_request_at_a_time(
-    run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
+    run: LiveRun, browser: Browser, state: TrainState, rendered: list[RenderRequest], clock: Clock
 ) -> None:
     first, second = browser.ask(image_request(urgent=0)), run.__call__
     other = browser.ask(image_request(me="b"))
@@ -302,7 +302,7 @@ def test_a_browser_has_one_request_at_a_time(
     until(lambda: {wanted.client for wanted in run._pending} == {"a", "b"})
     run.report(stepped(1), state)
     assert {getattr(answer.result(), "status", None) for answer in (other, newer)} == {200}
-    assert sorted(wanted.camera.width for wanted in painted) == [48, 64]
+    assert sorted(wanted.camera.width for wanted in rendered) == [48, 64]
 
 
 def test_more_browsers_than_anyone_needs_are_sent_away(
@@ -343,7 +343,7 @@ def test_a_failed_render_is_reported_and_training_continues(
 
 @pytest.mark.parametrize("ends", ["resume", "signal", "page closed"])
 def test_a_pause_stops_training_but_not_renders(
-    ends: str, run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
+    ends: str, run: LiveRun, browser: Browser, state: TrainState, rendered: list[RenderRequest], clock: Clock
 ) -> None:
     run(post("/pause"))
     training = threading.Thread(target=run.report, args=(stepped(1), state), daemon=True)
@@ -359,7 +359,7 @@ def test_a_pause_stops_training_but_not_renders(
         clock.now += 1000
     training.join(20)
     assert not training.is_alive()
-    assert [wanted.kind for wanted in painted] == [*LAYERS]
+    assert [wanted.kind for wanted in rendered] == [*LAYERS]
 
 
 def test_a_pause_ends_for_a_signal_also_while_somebody_flies(
@@ -397,7 +397,7 @@ def test_a_pause_resumes_after_a_save(run: LiveRun, state: TrainState) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_pause_renders_nothing_twice(
-    run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
+    run: LiveRun, browser: Browser, state: TrainState, rendered: list[RenderRequest], clock: Clock
 ) -> None:
     run(post("/pause"))
     training = threading.Thread(target=run.report, args=(stepped(1), state), daemon=True)
@@ -406,7 +406,7 @@ def test_a_pause_renders_nothing_twice(
     clock.now += 10
     answer = run(image_request(urgent=0, seen=state.step))
     assert answer is not None
-    assert (answer.status, len(painted)) == (204, 1)
+    assert (answer.status, len(rendered)) == (204, 1)
     run(post("/resume"))
     training.join(20)
 
@@ -488,7 +488,7 @@ def test_the_stage_has_the_cameras_and_what_is_up(run: LiveRun, state: TrainStat
 
 
 def test_each_of_several_runs_has_a_stage_of_its_own(
-    run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
+    run: LiveRun, browser: Browser, state: TrainState, rendered: list[RenderRequest], clock: Clock
 ) -> None:
     numbers = []
     for name in ("a", "b"):
@@ -558,7 +558,7 @@ def test_every_kind_of_image_has_content(state: TrainState, kind: str) -> None:
 def test_a_run_with_viewers_is_bit_identical(
     make_engine: Callable[[], StepEngine | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At every step, through refinements and a reset; with pictures of every kind after every event, and a pause."""
+    """At every step, through refinements and a reset; with images of every kind after every event, and a pause."""
     monkeypatch.setattr(module, "_NEXT_REQUEST", 0.0)
     alone, watched = new_trainer(engine=make_engine()), new_trainer(engine=make_engine())
     expected = [digest(alone.state.to_checkpoint()) for _ in alone.run()]
