@@ -123,63 +123,105 @@ def _on_grid(places: NDArray[np.float32], size: Size, shape: tuple[int, ...]) ->
 
 
 def _overlay(images: Sequence[SfmImage], places: NDArray[np.float32] | None, pool: Executor) -> Bools | None:
+    """Return where images of one size show the same before the scene, [h, w]; None where they do not.
+
+    places: of the features that do not move.
+    """
     size = images[0].width, images[0].height
     pixels = np.stack([*pool.map(partial(_at_most, _OVERLAY_SIDE), _evenly(images))])
     height, width = pixels.shape[1:3]
-    longer = max(height, width)
-    starts = range(0, height, _STRIP)
-    parts = list(pool.map(lambda start: _agreed(pixels, start), starts))
+    parts = list(pool.map(partial(_agreed, pixels), range(0, height, _STRIP)))
     gradient = np.concatenate([part[0] for part in parts])
     edges = np.concatenate([part[1] for part in parts])
     plain = np.concatenate([part[2] for part in parts])
-    top, bottom, left, right = (
-        -(-count * longer // max(size)) for count in np.max([image.border for image in images], axis=0)
-    )
+    border = [-(-count * max(height, width) // max(size)) for count in np.max([one.border for one in images], axis=0)]
+    top, bottom, left, right = border
     inside = np.zeros_like(edges)
     inside[top : height - bottom, left : width - right] = True
     edges &= inside
     numbers, _ = ndimage.label(edges, np.ones((3, 3)))
     edges &= np.bincount(numbers.ravel())[numbers] >= _NEIGHBOURS
-    gap, around = max(2, round(_GAP * longer)), max(1, round(_AROUND * longer))
-    joined = ndimage.binary_dilation(edges, np.ones((2 * gap + 1, 2 * gap + 1)))
-    numbers, _ = ndimage.label(joined)
-    votes = np.zeros(numbers.max() + 1, np.int64)
-    if places is not None and len(places):
-        votes = np.bincount(numbers[_on_grid(places, size, numbers.shape)], minlength=len(votes))
+    around = max(1, round(_AROUND * max(height, width)))
+    at = _on_grid(np.zeros((0, 2), np.float32) if places is None else places, size, edges.shape)
+    hidden = _drawings(pixels, gradient, edges, plain, at, around)
+    _hide_plain_borders(hidden, plain | hidden, edges, border, around + _MIXES)
+    return hidden if hidden.any() and _has_most_edges(hidden, edges) else None
+
+
+def _drawings(
+    pixels: NDArray[np.uint8],
+    gradient: NDArray[np.float32],
+    edges: Bools,
+    plain: Bools,
+    places: tuple[NDArray[Any], NDArray[Any]],
+    around: int,
+) -> Bools:
+    """Return what dates, logos and watermarks hide, [h, w].
+
+    gradient, edges, plain: see _agreed(). places: rows and columns of the features that do not move. around: pixels
+    that are hidden around what is drawn.
+    """
+    longer = max(edges.shape)
+    gap = max(2, round(_GAP * longer))
+    # Letters of a line are one drawing.
+    numbers, count = ndimage.label(ndimage.binary_dilation(edges, np.ones((2 * gap + 1, 2 * gap + 1))))
+    features = np.bincount(numbers[places], minlength=count + 1)
     hidden = np.zeros_like(edges)
     for number, box in enumerate(ndimage.find_objects(numbers), 1):
         own = edges & (numbers == number)
-        rows, columns = np.nonzero(own)
-        lengths = np.hypot(*gradient[own].T).sum()
-        if len(rows) < _EDGES or np.hypot(*gradient[own].sum(axis=0)) > _CLOSED * lengths:
-            continue
-        y0, y1, x0, x1 = rows.min(), rows.max() + 1, columns.min(), columns.max() + 1
-        at_side = (
-            y1 <= _MARGIN * height
-            or y0 >= (1 - _MARGIN) * height
-            or x1 <= _MARGIN * width
-            or x0 >= (1 - _MARGIN) * width
-        )
-        if (not at_side and votes[number] < _PLACES) or (y1 - y0) * (x1 - x0) > _LARGEST * edges.size:
+        if not _is_drawing(own, gradient[own], anywhere=features[number] >= _PLACES):
             continue
         hidden[box] |= _drawn(own[box], plain[box], gap, around)
+        y0, y1, x0, x1 = _extent(own)
         if y1 - y0 <= _TEXT * longer:
             beside = round(min(_BESIDE * (y1 - y0), _BESIDE_MOST * longer))
             line = slice(max(0, y0 - around), y1 + around), slice(max(0, x0 - beside), x1 + beside)
             hidden[line] |= _in_its_colour(pixels[:, *line], plain[line] & hidden[line], around)
-    plain |= hidden
+    return hidden
+
+
+def _is_drawing(edges: Bools, gradient: NDArray[np.float32], *, anywhere: bool) -> bool:
+    """Return whether edges [h, w] that are near each other are those of something drawn on the images.
+
+    gradient: [E, 2] at the edges. anywhere: it may lie in the middle of the images too.
+    """
+    if len(gradient) < _EDGES or np.hypot(*gradient.sum(axis=0)) > _CLOSED * np.hypot(*gradient.T).sum():
+        return False
+    height, width = edges.shape
+    y0, y1, x0, x1 = _extent(edges)
+    at_side = (
+        y1 <= _MARGIN * height or y0 >= (1 - _MARGIN) * height or x1 <= _MARGIN * width or x0 >= (1 - _MARGIN) * width
+    )
+    return (at_side or anywhere) and (y1 - y0) * (x1 - x0) <= _LARGEST * edges.size
+
+
+def _extent(pixels: Bools) -> tuple[int, int, int, int]:
+    """Return the first row of pixels that are set and the row behind the last one, and the same of columns."""
+    rows, columns = np.nonzero(pixels)
+    return int(rows.min()), int(rows.max()) + 1, int(columns.min()), int(columns.max()) + 1
+
+
+def _hide_plain_borders(hidden: Bools, plain: Bools, edges: Bools, border: Sequence[int], slack: int) -> None:
+    """Add to ``hidden`` the borders of one colour at the sides, but where ``border`` says that there is a black one."""
     for lines, ends, to_hide, known in (
-        (plain, edges, hidden, top),
-        (plain[::-1], edges[::-1], hidden[::-1], bottom),
-        (plain.T, edges.T, hidden.T, left),
-        (plain.T[::-1], edges.T[::-1], hidden.T[::-1], right),
+        (plain, edges, hidden, border[0]),
+        (plain[::-1], edges[::-1], hidden[::-1], border[1]),
+        (plain.T, edges.T, hidden.T, border[2]),
+        (plain.T[::-1], edges.T[::-1], hidden.T[::-1], border[3]),
     ):
-        to_hide[: 0 if known else _plain_border(lines, ends, around + _MIXES)] = True
-    # What is in the middle of all images of an orbit hardly moves: what is at the sides does.
+        to_hide[: 0 if known else _plain_border(lines, ends, slack)] = True
+
+
+def _has_most_edges(hidden: Bools, edges: Bools) -> bool:
+    """Return whether what is hidden has most of the edges that the images have in common.
+
+    Those in the middle do not count, which hardly moves in all images of an orbit: what is at the sides does.
+    """
+    height, width = edges.shape
     tall, wide = round(_MARGIN * height), round(_MARGIN * width)
     counted = hidden.copy()
     counted[:tall] = counted[height - tall :] = counted[:, :wide] = counted[:, width - wide :] = True
-    return hidden if hidden.any() and edges[hidden].sum() >= _MOST_EDGES * edges[counted].sum() else None
+    return bool(edges[hidden].sum() >= _MOST_EDGES * edges[counted].sum())
 
 
 def _drawn(edges: Bools, plain: Bools, gap: int, around: int) -> Bools:
