@@ -403,14 +403,19 @@ def apply_operations(
         elif isinstance(one, AlignTo):
             pending, detail = _aligned(gaussians, [move_camera(camera, total) for camera in cameras], one)
             effects.append(Effect(one.label, len(gaussians), len(gaussians), "changed", detail))
-        elif isinstance(one, Keep):
-            gaussians, others, kept = _kept(gaussians, one)
-            rows, count = None if rows is None else rows[kept], len(others)
+        elif isinstance(one, Keep | Clean):
+            if isinstance(one, Keep):
+                stay, detail = one.keeps(gaussians), ""
+            else:
+                now = [move_camera(camera, total) for camera in cameras]
+                stay, detail = ~floaters(gaussians, one.level, now, photos), _evidence(one, cameras, photos)
+            gaussians, others = _split(gaussians, stay, one)
+            rows, count = None if rows is None else rows[stay], len(others)
             if isinstance(one, KeepFinite):
                 count, nonfinite = count + nonfinite, 0
             elif gone is not None:
                 gone.append(others)
-            effects.append(Effect(one.label, count, len(gaussians), "dropped"))
+            effects.append(Effect(one.label, count, len(gaussians), "dropped", detail))
         elif isinstance(one, LimitDegree):
             touched = len(gaussians) if one.degree < gaussians.sh_degree else 0
             if touched:
@@ -423,13 +428,6 @@ def apply_operations(
                 gaussians = simplify(gaussians, count, [move_camera(camera, total) for camera in cameras])
                 rows = None
             effects.append(Effect(one.label, before - count, count, "merged"))
-        elif isinstance(one, Clean):
-            floating = floaters(gaussians, one.level, [move_camera(camera, total) for camera in cameras], photos)
-            gaussians, others, kept = _kept(gaussians, Keep(one.label, lambda _, gone=floating: ~gone))  # type: ignore[misc]
-            rows = None if rows is None else rows[kept]
-            if gone is not None:
-                gone.append(others)
-            effects.append(Effect(one.label, len(others), len(gaussians), "dropped", _evidence(one, cameras, photos)))
         else:
             order = torch.from_numpy(morton_order(gaussians.means.numpy()))
             touched = int((order != torch.arange(len(order))).sum())
@@ -534,18 +532,17 @@ def _all_moved(dropped: list[Gaussians] | None, similarity: Similarity) -> list[
     return None if dropped is None else [move_gaussians(part, similarity) for part in dropped]
 
 
-def _kept(gaussians: Gaussians, one: Keep) -> tuple[Gaussians, Gaussians, Tensor]:
-    """Return the Gaussians that stay, the others, and [N] bool, which ones stay."""
-    rows = one.keeps(gaussians)
-    count = int(rows.sum())
-    if not count:
+def _split(gaussians: Gaussians, stay: Tensor, one: Keep | Clean) -> tuple[Gaussians, Gaussians]:
+    """Return the Gaussians that ``stay`` [N] bool chooses, and the others. Raises UsageError where none stays."""
+    if not stay.any():
+        known = one.range_of if isinstance(one, Keep) else None
         raise UsageError(
             f"none of the {len(gaussians):,} Gaussians is left",
             where=one.label,
-            remedy="leave it out" if one.range_of is None else f"{one.range_of(gaussians)} here",
+            remedy="leave it out" if known is None else f"{known(gaussians)} here",
         )
-    dropped = gaussians.map(lambda tensor: tensor[~rows])
-    return (gaussians.map(lambda tensor: tensor[rows]) if len(dropped) else gaussians), dropped, rows
+    dropped = gaussians.map(lambda tensor: tensor[~stay])
+    return (gaussians.map(lambda tensor: tensor[stay]) if len(dropped) else gaussians), dropped
 
 
 def merged(parts: Sequence[Gaussians]) -> Gaussians:
