@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     folder = tmp_path_factory.mktemp("probe")
     (folder / "probe.c").write_text(source, encoding="utf-8")
     # As C, not C++: the header is a C ABI and has to stay one.
-    command = [find_compiler().command, "-x", "c", "-std=c99", "-Wall", "-Werror", "-pedantic"]
+    command = [*shlex.split(find_compiler().command), "-x", "c", "-std=c99", "-Wall", "-Werror", "-pedantic"]
     include = f"-I{source_root() / 'include'}"
     subprocess.run([*command, include, "probe.c", "-o", "probe"], cwd=folder, check=True)
     out = subprocess.run([str(Path(folder) / "probe")], capture_output=True, text=True, check=True).stdout
