@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self, TextIO, cast
 
 from splatcli.errors import OutputError, SplatError, UsageError
 from splatcli.progress import listening
@@ -164,6 +164,32 @@ class Output:
             sys.stderr.flush()
         except OSError:  # there is no stream left to report it on
             _detach(sys.stderr)
+
+
+class _Stderr:
+    """stderr for rich. What a terminal does not take after it is closed is dropped: a run outlives its terminal."""
+
+    def __init__(self) -> None:
+        stream = sys.stderr
+        self._stream: TextIO = getattr(stream, "rich_proxied_file", stream)  # that of a bar that is open already
+        self.encoding = self._stream.encoding
+        self.fileno = self._stream.fileno
+        self.isatty = self._stream.isatty
+
+    def write(self, text: str) -> int:
+        """Write as a text stream does."""
+        try:
+            return self._stream.write(text)
+        except OSError:
+            _detach(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush as a text stream does."""
+        try:
+            self._stream.flush()
+        except OSError:
+            _detach(self._stream)
 
 
 @contextmanager
@@ -486,7 +512,8 @@ def _rich_progress(transient: bool) -> Progress:
         def render(self, task: Task) -> Any:
             return Fitted(task.fields["shown"])
 
-    return Progress(Line(), console=Console(stderr=True), expand=True, transient=transient)
+    console = Console(file=cast(TextIO, _Stderr()), stderr=True)
+    return Progress(Line(), console=console, expand=True, transient=transient)
 
 
 class Reporter(Protocol):

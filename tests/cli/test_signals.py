@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import textwrap
 import time
 from pathlib import Path
@@ -176,6 +178,51 @@ def test_a_lost_terminal_costs_nothing(endless: subprocess.Popen[str]) -> None:
     assert endless.returncode == 129, err
     result = json.loads(out.splitlines()[-1])
     assert load_checkpoint(Path(result["path"])).step == result["step"]
+
+
+def close_terminal(command: list[str], tmp_path: Path, *, own: bool) -> tuple[int, str]:
+    """Run a command with stderr on a terminal that is closed once it shows a first save; return exit code and stdout.
+
+    own: the terminal is that of its session, which gets SIGHUP then; else nothing tells the process.
+    """
+    ours, theirs = os.openpty()
+    with (tmp_path / "stdout").open("w+") as out:
+        process = subprocess.Popen(
+            command,
+            stdin=theirs,
+            stdout=out,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm-256color"},
+            start_new_session=own,
+            preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if own else None,
+        )
+        os.close(theirs)
+        try:
+            got = b""
+            while b"saved" not in got:
+                got += os.read(ours, 65536)
+            os.close(ours)
+            code = process.wait(120)
+        finally:
+            process.kill()
+            process.wait()
+        out.seek(0)
+        return code, out.read()
+
+
+def test_a_run_whose_terminal_is_closed_is_stopped_by_its_signal_alone(tiny_scene: Path, tmp_path: Path) -> None:
+    """The progress that it draws fails then, which is no error of the run."""
+    words = ["train", str(tiny_scene), "-o", str(tmp_path / "run"), "-n", "1000000", *QUICK, "--set", "save.steps=[]"]
+    code, out = close_terminal([sys.executable, "-m", "splatcli", *words], tmp_path, own=True)
+    assert code == 129
+    assert load_checkpoint(Path(out.rstrip("\n"))).step < 1_000_000
+
+
+def test_a_run_that_no_signal_tells_of_a_closed_terminal_goes_on_to_its_end(tiny_scene: Path, tmp_path: Path) -> None:
+    """As one that a shell disowned."""
+    words = ["train", str(tiny_scene), "-o", str(tmp_path / "run"), "-n", "800", *QUICK, "--set", "save.steps=[500]"]
+    code, out = close_terminal([*splat_command(), *words], tmp_path, own=False)
+    assert (code, out) == (0, f"{tmp_path / 'run/ckpts/ckpt_000800.pt'}\n")
 
 
 def test_a_run_whose_folder_is_moved_names_the_new_place(
