@@ -52,11 +52,12 @@ class Forecast:
         changes = {s for s in range(schedule.refine_every, iterations, schedule.refine_every) if s > step}
         changes |= {s for s in range(0, iterations, schedule.resolution_schedule) if s > step}
         left = 0.0
+        grown = strategy.grown if isinstance(strategy, GrowingStrategy) else None
         for end in sorted({*changes, iterations}):
             left += (end - step) * self._seconds(schedule, step + 1, count) / now
             step = end
-            if isinstance(strategy, GrowingStrategy):
-                count = max(count, strategy.grown(step, count))
+            if grown is not None:
+                count = max(count, grown(step, count))
         return left
 
     def _seconds(self, schedule: Schedule, step: int, count: int) -> float:
