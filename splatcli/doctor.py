@@ -44,7 +44,7 @@ def examine() -> dict[str, Any]:
         "gpus": [_gpu(i) for i in range(torch.cuda.device_count())],
         "compiler": _attempt(_compiler),
         "nvcc": _attempt(_nvcc),
-        "cache": str(build.cache_root()),
+        "cache": _cache(),
         "memory_bytes": machine.total_memory(),
         "cores": os.cpu_count() or 1,
         "threads": machine.cores(),
@@ -62,6 +62,14 @@ def examine() -> dict[str, Any]:
     facts["ok"] = bool(backends["cpu"].get("works"))
     facts["fix"] = fixes(facts)
     return facts
+
+
+def _cache() -> str | None:
+    """Return the folder of libraries that are built; None without one, which the check of the CPU explains."""
+    try:
+        return str(build.cache_root())
+    except SplatError:
+        return None
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,9 @@ _RESOURCES = {
 #: Errors of a disk that takes no data; they always concern output.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
+#: What Python's tempfile says.
+_NO_TEMPORARY_FOLDER = "No usable temporary directory found"
+
 #: What helps where a file grows beyond the limit of the process, or of the file system.
 ALLOW_LARGER = "allow larger files: ulimit -f unlimited; or write to another file system"
 
@@ -190,6 +193,10 @@ def from_os_error(error: OSError, kind: type[SplatError], where: object = None) 
     if error.errno in _RESOURCES:
         what, remedy = _RESOURCES[error.errno]
         return ResourceError(what, where=place, remedy=remedy)
+    if error.filename is None and reason.startswith(_NO_TEMPORARY_FOLDER):
+        return ResourceError(
+            "no temporary folder can be written", where="TMPDIR", remedy="set TMPDIR to a folder where you can write"
+        )
     if error.errno in _FULL:
         return OutputError(f"cannot be written: {reason}", where=place, remedy="free some space, or write elsewhere")
     if error.errno == errno.EFBIG:

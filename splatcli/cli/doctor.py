@@ -77,7 +77,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         lines.append("GPUs       torch finds none")
     for name, label in (("compiler", "compiler "), ("nvcc", "nvcc     ")):
         lines += _tool_lines(label, facts[name])
-    lines.append(f"cache      {facts['cache']}")
+    lines.append(f"cache      {facts['cache'] or 'none: no folder for built libraries can be written'}")
     lines.append(f"memory     {facts['memory_bytes'] / 2**30:.1f} GiB")
     best = "" if facts["isa"] == facts["best_isa"] else f"; the processor has {facts['best_isa']}"
     lines.append(f"cores      {facts['cores']}, {facts['threads']} used; instruction set {facts['isa']}{best}")

@@ -158,8 +158,9 @@ def _report_crash(error: Exception, argv: Sequence[str]) -> SplatError:
 def _write_traceback(error: Exception, argv: Sequence[str]) -> str:
     """Write the traceback to a file, or to stderr where that fails; return the words that say where it is."""
     text = f"splatcli {__version__}\nsplat {' '.join(argv)}\n\n{''.join(traceback.format_exception(error))}"
-    path = Path(tempfile.gettempdir()) / f"splat-crash-{time.strftime('%Y%m%d-%H%M%S')}-{id(error):x}.txt"
+    name = f"splat-crash-{time.strftime('%Y%m%d-%H%M%S')}-{id(error):x}.txt"
     try:
+        path = Path(tempfile.gettempdir()) / name
         # Others may write into that folder, so no existing file or link is written to.
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
         with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import hashlib
 import json
 import logging
@@ -19,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from splatcli import progress
+from splatcli import disk, machine, progress
 from splatcli.errors import ResourceError
 
 _log = logging.getLogger(__name__)
@@ -120,13 +122,18 @@ def find_compiler() -> Toolchain:
     """Return the C++ compiler: $CXX, else g++, clang++ or c++ on the PATH. Raises NoCompilerError when none works."""
     asked = os.environ.get("CXX")
     for name in [asked] if asked else COMPILERS:
-        program, *arguments = shlex.split(name) or [""]  # CXX may be "ccache g++"
+        try:
+            program, *arguments = shlex.split(name) or [""]  # CXX may be "ccache g++"
+        except ValueError:  # a quotation without its end
+            continue
         path = shutil.which(program)
         if path is None:
             continue
         command = shlex.join([path, *arguments])
         try:
-            answer = subprocess.run([path, *arguments, "--version"], capture_output=True, text=True, check=False)
+            answer = subprocess.run(
+                [path, *arguments, "--version"], capture_output=True, text=True, errors="replace", check=False
+            )
         except OSError:  # a script without its interpreter, a program for another machine
             continue
         if answer.returncode == 0:
@@ -138,19 +145,67 @@ def find_compiler() -> Toolchain:
 def cache_root() -> Path:
     """Return the folder of built libraries: $XDG_CACHE_HOME/splatcli, ~/.cache/splatcli, or the temporary folder.
 
-    A folder where every user may write is passed over, and none is made, whatever the umask: code is loaded from it.
+    A relative XDG_CACHE_HOME or HOME counts as unset. A folder is passed over where every user may write, and none such
+    is made, whatever the umask: code is loaded from it. So is one on a file system that no code is loaded from.
+    Raises ResourceError when there is none.
     """
-    base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    root = base / "splatcli" / "native"
-    with contextlib.suppress(OSError):
-        for folder in (base, root.parent, root):
-            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        open_to_all = (root.parent.stat().st_mode | root.stat().st_mode) & stat.S_IWOTH
-        if os.access(root, os.W_OK) and not open_to_all:
-            return root
-    root = Path(tempfile.gettempdir()) / f"splatcli-native-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
+    root = _home_cache()
+    if root is not None:
+        with contextlib.suppress(OSError):
+            for folder in (root.parent.parent, root.parent, root):
+                folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if os.access(root, os.W_OK) and not _is_open_to_all(root) and not _bars_code(root):
+                return root
+    try:
+        shared = Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        raise ResourceError(
+            "there is no folder that the rasterizer can be built in: neither the cache nor a temporary folder can be "
+            "written",
+            where=root,
+            remedy=_OTHER_CACHE,
+        ) from None
+    root = shared / f"splatcli-native-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
     _own_folder(root)
+    if _bars_code(root):
+        raise ResourceError(
+            "libraries that are built here cannot be loaded: the file system is mounted noexec",
+            where=root,
+            remedy=_OTHER_CACHE,
+        )
     return root
+
+
+_OTHER_CACHE = "set XDG_CACHE_HOME to a folder where you can write and run programs"
+
+
+def _home_cache() -> Path | None:
+    """Return where the user's own cache is, or would be; None where the environment names no absolute folder."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        base = Path(os.path.expanduser("~/.cache"))
+    return base / "splatcli" / "native" if base.is_absolute() else None
+
+
+def _is_open_to_all(root: Path) -> bool:
+    """Return whether every user may write into a cache. Raises OSError."""
+    return bool((root.parent.stat().st_mode | root.stat().st_mode) & stat.S_IWOTH)
+
+
+def _bars_code(folder: Path) -> bool:
+    """Return whether no code is loaded from a folder's file system. Raises OSError."""
+    return bool(os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0))
+
+
+def _built_before(entry: str, name: str) -> Path | None:
+    """Return the library of a cache that cannot be written, as in an image that runs read-only; None without one."""
+    root = _home_cache()
+    with contextlib.suppress(OSError):
+        if root is None or not (root / entry / name).is_file() or _is_open_to_all(root) or _bars_code(root):
+            return None
+        if {place.stat().st_uid for place in (root.parent, root)} <= {0, os.getuid()}:
+            return root / entry / name
+    return None
 
 
 def _own_folder(root: Path) -> None:
@@ -175,7 +230,7 @@ def _own_folder(root: Path) -> None:
         raise ResourceError(
             f"the folder for built libraries {fault}, and code is not loaded from such a place",
             where=root,
-            remedy="remove it, or set XDG_CACHE_HOME to a folder of yours",
+            remedy=f"remove it, or {_OTHER_CACHE}",
         )
 
 
@@ -242,14 +297,33 @@ def build_library(kind: str, name: str, sources: list[Path], recipe: Recipe, fol
     kind: begins the name of its folder in the cache. folders: of the source tree, all that may be included.
     Safe to call from several processes at once. Raises ResourceError with the compiler's message.
     """
-    folder = cache_root() / f"{kind}-{_key(recipe, folders)}"
+    entry = f"{kind}-{_key(recipe, folders)}"
+    before = _built_before(entry, name)
+    if before is not None:
+        return before
+    folder = cache_root() / entry
     library = folder / name
     if library.is_file():
         return library
-    with _lock(folder.with_suffix(".lock")):
-        if not library.is_file():
-            _build(folder, name, sources, recipe)
+    try:
+        with _lock(folder.with_suffix(".lock")) as alone:
+            if not library.is_file():
+                if alone:
+                    _remove_killed_builds(folder)
+                _build(folder, name, sources, recipe)
+    except OSError as error:
+        raise ResourceError(
+            f"the rasterizer cannot be built: {error.strerror}", where=error.filename or folder, remedy=_MAKE_ROOM
+        ) from None
     return library
+
+
+#: What helps where a build finds no room.
+_MAKE_ROOM = "free disk space there, or set XDG_CACHE_HOME to another folder"
+
+#: Words of compilers, and of the shell for them, that find no room on a disk or no memory; in English.
+_NO_SPACE = ("No space left on device", "Disk quota exceeded", "File size limit exceeded")
+_NO_MEMORY = ("Killed", "Cannot allocate memory", "out of memory allocating", "virtual memory exhausted")
 
 
 def source_digest(folders: tuple[str, ...]) -> str:
@@ -278,20 +352,22 @@ def _key(recipe: Recipe, folders: tuple[str, ...]) -> str:
     return digest.hexdigest()[:16]
 
 
+def _remove_killed_builds(folder: Path) -> None:
+    """Remove what killed builds of an entry have left. Its lock is held."""
+    for left in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 def _build(folder: Path, name: str, sources: list[Path], recipe: Recipe) -> None:
     """Compile into a temporary folder and rename it: a killed build leaves nothing that seems finished."""
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        (work / "build.ninja").write_text(_ninja_file(name, sources, recipe), encoding="utf-8")
+        text = _ninja_file(name, sources, recipe)
+        (work / "build.ninja").write_text(text, encoding="utf-8", errors="surrogateescape")
         _log.info(f"building {name} with {recipe.compiler.command}, once; it is kept in {folder}")
         code, output = _run_ninja(work, f"building {name}")
         if code != 0:
-            tail = "\n".join(output[-25:])
-            raise ResourceError(
-                f"building the rasterizer failed:\n{tail}",
-                where=recipe.compiler.command,
-                remedy=recipe.remedy,
-            )
+            raise _build_error(output, folder, recipe)
         for leftover in work.glob("*.o"):
             leftover.unlink()
         shutil.rmtree(folder, ignore_errors=True)  # remains of an entry that has lost its library
@@ -300,13 +376,45 @@ def _build(folder: Path, name: str, sources: list[Path], recipe: Recipe) -> None
         shutil.rmtree(work, ignore_errors=True)
 
 
+def _build_error(output: list[str], folder: Path, recipe: Recipe) -> ResourceError:
+    """Return the error of a build whose compiler or linker has failed, from what they said."""
+    for line in output:
+        if any(words in line for words in _NO_SPACE):
+            return ResourceError(
+                f"the rasterizer cannot be built, because a disk is full: {line.strip()}",
+                where=folder.parent,
+                remedy=_MAKE_ROOM,
+            )
+        if any(words in line for words in _NO_MEMORY):
+            return ResourceError(
+                f"memory does not suffice to build the rasterizer: {line.strip()}",
+                where=recipe.compiler.command,
+                remedy="end other programs, or allow the job or container more memory; one file takes 250 MiB",
+            )
+    tail = "\n".join(output[-25:])
+    return ResourceError(
+        f"building the rasterizer failed:\n{tail}", where=recipe.compiler.command, remedy=recipe.remedy
+    )
+
+
+#: Memory that a compiler takes for one file: 206 MB with g++ 12 and AVX-512.
+_JOB_BYTES = 256 << 20
+
+
 def _run_ninja(work: Path, task: str) -> tuple[int, list[str]]:
     """Run ninja in a folder, and report its steps as those of ``task``; return its exit code and lines."""
     lines: list[str] = []
-    # shutil.which() has found the compiler without a PATH; the compiler finds its linker only by one.
-    environment = {"PATH": os.defpath, **os.environ}
+    # shutil.which() has found the compiler without a PATH; the compiler finds its linker only by one. Its own files are
+    # where its results are, whatever room the temporary folder has; and _build_error() reads English.
+    environment = {"PATH": os.defpath, **os.environ, "TMPDIR": str(work), "LC_ALL": "C"}
+    jobs = max(1, min(machine.cores() + 1, machine.free_memory() // _JOB_BYTES))
     with subprocess.Popen(
-        [*_ninja(), "-C", str(work)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        [*_ninja(), "-j", str(jobs), "-C", str(work)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environment,
     ) as process:
         assert process.stdout is not None
         try:
@@ -349,13 +457,14 @@ def _ninja_file(name: str, sources: list[Path], recipe: Recipe) -> str:
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold a lock, so that other builders wait and then find the result."""
-    try:
-        import fcntl
-    except ImportError:  # no flock on this system: two builders do the same work, the rename decides
-        yield
-        return
+def _lock(path: Path) -> Iterator[bool]:
+    """Hold a lock, so that other builders wait and then find the result. Yield False on a file system without locks."""
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        alone = True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in disk.NO_LOCKS:
+                raise
+            alone = False  # two builders do the same work, the rename decides
+        yield alone

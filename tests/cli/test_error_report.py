@@ -103,11 +103,17 @@ def test_a_gpu_without_memory_is_neither_a_bug_nor_a_fault(failing, splat, words
 
 def test_a_bug_is_reported_if_no_file_can_be_written(failing, splat, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(ZeroDivisionError("by zero"))
-    with monkeypatch.context() as patch:
-        patch.setattr("tempfile.tempdir", "/nowhere/at/all")
-        done = splat("info")
-    assert done.code == 70
-    assert "ZeroDivisionError: by zero" in done.err
+    for name, value in (("tempdir", "/nowhere/at/all"), ("_get_default_tempdir", no_temporary_folder)):
+        with monkeypatch.context() as patch:
+            patch.setattr("tempfile.tempdir", None)
+            patch.setattr(f"tempfile.{name}", value)
+            done = splat("info")
+        assert done.code == 70
+        assert "ZeroDivisionError: by zero" in done.err
+
+
+def no_temporary_folder() -> str:
+    raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +123,7 @@ def test_a_bug_is_reported_if_no_file_can_be_written(failing, splat, monkeypatch
         (MemoryError(), 4),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), 4),
         (OSError(errno.ENOSPC, "No space left on device", "x.ply"), 8),
+        (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']"), 4),
     ],
 )
 def test_the_machine_s_own_failures_have_codes(failing, splat, error: BaseException, code: int) -> None:

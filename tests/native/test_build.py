@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import platform
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import textwrap
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 
+from splatcli.doctor import examine
 from splatcli.errors import ResourceError
 from splatcli.native import abi, backend, build
 from splatcli.native.build import cpu_library, find_compiler, source_root
@@ -189,6 +193,62 @@ def test_after_a_failed_build_the_next_one_starts_afresh(
     assert cpu_library("portable").is_file()
 
 
+@pytest.mark.parametrize(
+    ("words", "what", "remedy"),
+    [
+        ("blend.cpp:9:1: fatal error: error writing to /x.s: No space left on device", "a disk is full", "free disk"),
+        ("g++: fatal error: Killed signal terminated program cc1plus", "memory does not suffice", "more memory"),
+        ("cc1plus: out of memory allocating 65536 bytes", "memory does not suffice", "more memory"),
+    ],
+)
+def test_a_compiler_without_room_is_no_bad_compiler(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, what: str, remedy: str
+) -> None:
+    text = FAKE_COMPILER.replace("link=no\n", f'echo "{words}" >&2; exit 1\n')
+    monkeypatch.setenv("CXX", str(script(tmp_path / "failing-cxx", text)))
+    with pytest.raises(ResourceError) as caught:
+        cpu_library("portable")
+    assert what in caught.value.what
+    assert words in caught.value.what
+    assert remedy in str(caught.value.remedy)
+    assert "C++17" not in str(caught.value.remedy)
+
+
+def test_a_compiler_writes_where_its_results_are(
+    cache: Path, fake_compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a temporary folder that is full, or is not there, does not matter."""
+    script(tmp_path / "fake-cxx", FAKE_COMPILER.replace("link=no\n", 'echo "$TMPDIR" >> "$FAKE_LOG"\nlink=no\n'))
+    monkeypatch.setenv("TMPDIR", "/no/such/folder")
+    root = cpu_library("portable").parents[1]
+    places = {line for line in fake_compiler.read_text().splitlines() if line != "linked"}
+    assert {Path(place).parent for place in places} == {root}
+
+
+def test_a_place_that_takes_no_file_is_no_bug(cache: Path, fake_compiler: Path) -> None:
+    root = build.cache_root()
+    lock = root / f"{cpu_library('portable').parent.name}.lock"
+    shutil.rmtree(lock.with_suffix(""))
+    lock.unlink()
+    lock.mkdir()
+    with pytest.raises(ResourceError, match="the rasterizer cannot be built") as caught:
+        cpu_library("portable")
+    assert caught.value.where == str(lock)
+
+
+def test_what_a_killed_build_leaves_is_removed_by_the_next(cache: Path, fake_compiler: Path, tmp_path: Path) -> None:
+    script(tmp_path / "fake-cxx", FAKE_COMPILER.replace("link=no\n", "sleep 5; exit 1\n"))
+    program = "from splatcli.native.build import cpu_library; cpu_library('portable')"
+    with subprocess.Popen([sys.executable, "-c", program], start_new_session=True) as process:
+        while not list(cache.glob("splatcli/native/.*/build.ninja")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+    script(tmp_path / "fake-cxx", FAKE_COMPILER)
+    folder = cpu_library("portable").parent
+    assert {path.name for path in folder.parent.iterdir()} == {folder.name, f"{folder.name}.lock"}
+
+
 def test_a_cache_entry_without_its_library_is_built_again(cache: Path, fake_compiler: Path) -> None:
     path = cpu_library("portable")
     path.unlink()
@@ -214,6 +274,9 @@ def test_without_a_compiler_the_error_says_what_to_install(
 def test_a_cxx_that_is_not_there_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ResourceError, match="CXX names 'no-such-compiler', which cannot be run"):
+        find_compiler()
+    monkeypatch.setenv("CXX", "g++ '-O2")
+    with pytest.raises(ResourceError, match="""CXX names "g\\+\\+ '-O2", which cannot be run"""):
         find_compiler()
 
 
@@ -428,6 +491,67 @@ def test_the_cache_is_writable_by_its_user_alone_whatever_the_umask(
         assert build.cache_root() == tmp_path / f"splatcli-native-{os.getuid()}"
         folder.chmod(0o755)
     assert build.cache_root() == root
+
+
+def test_relative_places_of_a_cache_are_unset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the XDG specification has it; they would make a cache in each folder that a command runs in."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert build.cache_root() == tmp_path / "home" / ".cache" / "splatcli" / "native"
+    monkeypatch.setenv("HOME", "home")
+    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert build.cache_root() == tmp_path / f"splatcli-native-{os.getuid()}"
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_a_library_in_a_cache_that_cannot_be_written_is_used(
+    cache: Path, fake_compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an image that was built with one and runs read-only."""
+    path, real = cpu_library("portable"), os.access
+    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(build.os, "access", lambda place, mode: mode != os.W_OK and real(place, mode))
+    assert cpu_library("portable") == path
+    assert fake_compiler.read_text() == "linked\n"
+    path.parents[1].chmod(0o777)
+    assert cpu_library("portable").parents[1] == tmp_path / f"splatcli-native-{os.getuid()}"
+
+
+def test_nothing_is_built_where_no_code_is_loaded_from(tmp_path: Path) -> None:
+    """A home that is mounted noexec is passed over, and a temporary folder that is so is an error, not a build."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "tmp").mkdir()
+    mount = 'mount -t tmpfs -o noexec none "$1"'
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mount, "sh", tmp_path / "home"], check=False).returncode != 0:
+        pytest.skip("no file system can be mounted in a name space of one's own")
+    program = "from splatcli.native.build import cache_root; print(cache_root())"
+
+    def root(*places: Path) -> str:
+        code = f'{"; ".join(f"mount -t tmpfs -o noexec,mode=1777 none {place}" for place in places)}; exec "$@"'
+        command = ["unshare", "-rm", "sh", "-c", code, "sh", sys.executable, "-c", program]
+        places_given = {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp"), "XDG_CACHE_HOME": ""}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **places_given})
+        return (done.stdout or done.stderr).strip()
+
+    assert root(tmp_path / "home") == f"{tmp_path}/tmp/splatcli-native-0"
+    refusal = root(tmp_path / "home", tmp_path / "tmp")
+    assert "splatcli-native-0: libraries that are built here cannot be loaded" in refusal
+    assert "mounted noexec" in refusal
+    assert "XDG_CACHE_HOME" in refusal
+
+
+def test_without_any_folder_the_error_names_one_to_make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(build.tempfile, "gettempdir", none)
+    with pytest.raises(ResourceError, match="set XDG_CACHE_HOME to a folder"):
+        build.cache_root()
+    assert examine()["cache"] is None
 
 
 class TestFolderWhereOthersWrite:
