@@ -171,6 +171,10 @@ _RESOURCES = {
     errno.ENOMEM: ("the machine is out of memory", "end other programs, or use fewer or smaller images (-r)"),
     errno.EMFILE: ("too many files are open in this process", "allow more: ulimit -n 4096"),
     errno.ENFILE: ("too many files are open on this machine", "end other programs"),
+    errno.EAGAIN: (
+        "no further thread or process can be started",
+        "allow more (ulimit -u, the pids limit of a container), or end other programs; lack of memory is a cause too",
+    ),
 }
 
 #: Errors of a disk that takes no data; they always concern output.
@@ -190,7 +194,7 @@ def from_os_error(error: OSError, kind: type[SplatError], where: object = None) 
     """
     place = error.filename if error.filename is not None else where
     reason = error.strerror or str(error) or type(error).__name__
-    if error.errno in _RESOURCES:
+    if error.errno in _RESOURCES and not (error.errno == errno.EAGAIN and place is not None):
         what, remedy = _RESOURCES[error.errno]
         return ResourceError(what, where=place, remedy=remedy)
     if error.filename is None and reason.startswith(_NO_TEMPORARY_FOLDER):
@@ -223,7 +227,7 @@ def os_errors(kind: type[SplatError], where: object = None) -> Iterator[None]:
 #: Of torch, and of Pillow.
 _NO_MEMORY = (
     *("can't allocate memory", "cannot allocate memory", "Cannot allocate memory", "std::bad_alloc"),
-    *("out of memory when", "out of memory error when", "can't start new thread"),
+    *("out of memory when", "out of memory error when"),
     "failed to map segment from shared object",
 )
 
@@ -239,6 +243,8 @@ def system_error(error: BaseException) -> OSError | None:
         text = str(seen)
         if isinstance(seen, MemoryError) or any(words in text for words in _NO_MEMORY):
             return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        if "can't start new thread" in text:  # Python's; the system's EAGAIN
+            return OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         if isinstance(seen, OSError) and seen.errno not in (None, errno.EINVAL):
             return seen
         for number in map(int, re.findall(r"\((\d{1,3})\)", text)):  # torch: "...: Too many open files (24)"

@@ -81,6 +81,8 @@ def _as_splat_error(error: Exception, argv: Sequence[str]) -> SplatError | None:
     refused = system_error(error)
     if refused is not None and refused.errno == errno.ENOMEM:
         return ResourceError("the machine is out of memory", remedy=_less_memory(argv))
+    if refused is not None and refused.errno == errno.EAGAIN and refused.filename is None:
+        return from_os_error(refused, ResourceError)
     if is_gpu_out_of_memory(error):
         on_cpu = "; --device cpu takes the machine's memory instead" if argv and argv[0] in _FAST_ON_CPU else ""
         return ResourceError(f"the GPU is out of memory: {memory_words(error)}", remedy=f"{_less_memory(argv)}{on_cpu}")

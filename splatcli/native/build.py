@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import hashlib
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splatcli import disk, machine, progress
-from splatcli.errors import ResourceError
+from splatcli.errors import ResourceError, SplatError, from_os_error
 
 _log = logging.getLogger(__name__)
 
@@ -376,7 +377,7 @@ def _build(folder: Path, name: str, sources: list[Path], recipe: Recipe) -> None
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _build_error(output: list[str], folder: Path, recipe: Recipe) -> ResourceError:
+def _build_error(output: list[str], folder: Path, recipe: Recipe) -> SplatError:
     """Return the error of a build whose compiler or linker has failed, from what they said."""
     for line in output:
         if any(words in line for words in _NO_SPACE):
@@ -391,6 +392,8 @@ def _build_error(output: list[str], folder: Path, recipe: Recipe) -> ResourceErr
                 where=recipe.compiler.command,
                 remedy="end other programs, or allow the job or container more memory; one file takes 250 MiB",
             )
+        if "Resource temporarily unavailable" in line:  # ninja's, or the shell's, of a process that cannot be started
+            return from_os_error(OSError(errno.EAGAIN, line.strip()), ResourceError)
     tail = "\n".join(output[-25:])
     return ResourceError(
         f"building the rasterizer failed:\n{tail}", where=recipe.compiler.command, remedy=recipe.remedy

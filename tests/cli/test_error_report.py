@@ -123,6 +123,7 @@ def no_temporary_folder() -> str:
         (MemoryError(), 4),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), 4),
         (OSError(errno.ENOSPC, "No space left on device", "x.ply"), 8),
+        (RuntimeError("can't start new thread"), 4),
         (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']"), 4),
     ],
 )
@@ -131,6 +132,17 @@ def test_the_machine_s_own_failures_have_codes(failing, splat, error: BaseExcept
     done = splat("info")
     assert done.code == code
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("can't start new thread"), BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")]
+)
+def test_a_limit_of_threads_and_processes_is_named(failing, splat, error: Exception) -> None:
+    failing(error)
+    done = splat("train")
+    assert "error[E004]: no further thread or process can be started" in done.err
+    assert "ulimit -u" in done.err
+    assert "-r" not in done.err, "smaller images need as many"
 
 
 def test_a_report_never_overwrites_a_file(
@@ -237,7 +249,6 @@ def test_too_little_address_space_is_reported_before_libraries_load(
 @pytest.mark.parametrize(
     "error",
     [
-        RuntimeError("can't start new thread"),
         ImportError("libtorch_cpu.so: failed to map segment from shared object"),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
         RuntimeError("std::bad_alloc"),

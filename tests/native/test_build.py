@@ -198,6 +198,7 @@ def test_after_a_failed_build_the_next_one_starts_afresh(
     [
         ("blend.cpp:9:1: fatal error: error writing to /x.s: No space left on device", "a disk is full", "free disk"),
         ("g++: fatal error: Killed signal terminated program cc1plus", "memory does not suffice", "more memory"),
+        ("ninja: fatal: posix_spawn: Resource temporarily unavailable", "no further", "ulimit -u"),
         ("cc1plus: out of memory allocating 65536 bytes", "memory does not suffice", "more memory"),
     ],
 )
@@ -209,7 +210,6 @@ def test_a_compiler_without_room_is_no_bad_compiler(
     with pytest.raises(ResourceError) as caught:
         cpu_library("portable")
     assert what in caught.value.what
-    assert words in caught.value.what
     assert remedy in str(caught.value.remedy)
     assert "C++17" not in str(caught.value.remedy)
 
