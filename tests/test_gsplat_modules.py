@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import os
@@ -180,3 +181,51 @@ def test_only_visible_rows_take_a_step() -> None:
     two = SelectiveAdam([{"params": [param, before.clone().requires_grad_()]}])
     with pytest.raises(ValueError, match="has 2 parameters, not one"):
         two.step(visible)
+
+
+#: What a typed program takes from gsplat's modules; each line of reveal_type() is followed by a part of its answer.
+TYPED = """
+import torch
+
+from splatcli.gsplat.optimizers import SelectiveAdam
+from splatcli.gsplat.rendering import rasterization
+from splatcli.gsplat.strategy import DefaultStrategy, MCMCStrategy
+from splatcli.gsplat.strategy.ops import _update_param_with_optimizer, remove
+from splatcli.gsplat.utils import depth_to_points
+
+
+def loop(splats: torch.nn.ParameterDict, optimizers: dict[str, torch.optim.Optimizer]) -> None:
+    strategy = DefaultStrategy(verbose=False)
+    strategy.check_sanity(splats, optimizers)
+    state = strategy.initialize_state(scene_scale=1.0)
+    strategy.step_post_backward(splats, optimizers, state, 0, {}, packed=False)
+    remove(splats, optimizers, state, torch.zeros(1))
+    reveal_type(MCMCStrategy(cap_max=10).cap_max)  # int
+    reveal_type(depth_to_points)  # depths: torch._tensor.Tensor
+    reveal_type(rasterization)  # means: torch._tensor.Tensor
+    reveal_type(SelectiveAdam)  # -> splatcli.train.selective_adam.SelectiveAdam
+"""
+
+
+def test_modules_have_the_types_of_what_they_serve(tmp_path: Path) -> None:
+    (tmp_path / "typed.py").write_text(TYPED)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "typed.py"]
+    environment = {**os.environ, "MYPYPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout
+    revealed = [line for line in done.stdout.splitlines() if "Revealed type" in line]
+    wanted = [line.partition("  # ")[2] for line in TYPED.splitlines() if "reveal_type" in line]
+    assert len(revealed) == len(wanted)
+    for line, part in zip(revealed, wanted, strict=True):
+        assert part in line
+
+
+@pytest.mark.parametrize("path", gsplat._MODULES)
+def test_each_module_has_a_stub_of_its_names(path: str) -> None:
+    place = ROOT / "splatcli" / "gsplat" / path.replace(".", "/")
+    stub = place / "__init__.pyi" if place.is_dir() else place.with_suffix(".pyi")
+    names: list[str] = []
+    for node in ast.parse(stub.read_text()).body:
+        if isinstance(node, ast.Assign):
+            names = ast.literal_eval(node.value)
+    assert sorted(names) == sorted(gsplat._MODULES[path])

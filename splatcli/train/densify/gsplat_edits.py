@@ -19,7 +19,7 @@ from splatcli.train.densify import mcmc
 from splatcli.train.densify.default import revised_opacities, sample_split
 
 #: A dict or nn.ParameterDict; optimizers under the same names; what a strategy keeps from step to step.
-Params = MutableMapping[str, Any]
+Params = MutableMapping[str, Any] | torch.nn.ParameterDict
 Optimizers = Mapping[str, torch.optim.Optimizer]
 State = dict[str, Any]
 

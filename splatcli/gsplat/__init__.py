@@ -17,9 +17,40 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from splatcli.errors import UsageError
+
+if TYPE_CHECKING:  # the names of _SERVED, which are imported when they are first used
+    from splatcli.formats.gsplat_export import export_splats as export_splats
+    from splatcli.rasterizer.gsplat_api import RenderMode as RenderMode
+    from splatcli.rasterizer.gsplat_api import rasterization as rasterization
+    from splatcli.rasterizer.gsplat_ops import depth_to_normal as depth_to_normal
+    from splatcli.rasterizer.gsplat_ops import depth_to_points as depth_to_points
+    from splatcli.rasterizer.gsplat_ops import fully_fused_projection as fully_fused_projection
+    from splatcli.rasterizer.gsplat_ops import normalized_quat_to_rotmat as normalized_quat_to_rotmat
+    from splatcli.rasterizer.gsplat_ops import proj as proj
+    from splatcli.rasterizer.gsplat_ops import quat_scale_to_covar_preci as quat_scale_to_covar_preci
+    from splatcli.rasterizer.gsplat_ops import spherical_harmonics as spherical_harmonics
+    from splatcli.rasterizer.gsplat_ops import world_to_cam as world_to_cam
+    from splatcli.rasterizer.gsplat_tiles import accumulate as accumulate
+    from splatcli.rasterizer.gsplat_tiles import isect_offset_encode as isect_offset_encode
+    from splatcli.rasterizer.gsplat_tiles import isect_tiles as isect_tiles
+    from splatcli.rasterizer.gsplat_tiles import rasterize_to_indices_in_range as rasterize_to_indices_in_range
+    from splatcli.rasterizer.gsplat_tiles import rasterize_to_pixels as rasterize_to_pixels
+    from splatcli.scene.camera import CameraModel as CameraModel
+    from splatcli.train.densify.gsplat_edits import compute_relocation as compute_relocation
+    from splatcli.train.densify.gsplat_edits import duplicate as duplicate
+    from splatcli.train.densify.gsplat_edits import inject_noise_to_position as inject_noise_to_position
+    from splatcli.train.densify.gsplat_edits import relocate as relocate
+    from splatcli.train.densify.gsplat_edits import remove as remove
+    from splatcli.train.densify.gsplat_edits import reset_opa as reset_opa
+    from splatcli.train.densify.gsplat_edits import sample_add as sample_add
+    from splatcli.train.densify.gsplat_edits import split as split
+    from splatcli.train.densify.gsplat_strategies import DefaultStrategy as DefaultStrategy
+    from splatcli.train.densify.gsplat_strategies import MCMCStrategy as MCMCStrategy
+    from splatcli.train.densify.gsplat_strategies import Strategy as Strategy
+    from splatcli.train.selective_adam import SelectiveAdam as SelectiveAdam
 
 _log = logging.getLogger(__name__)
 
@@ -251,14 +282,4 @@ def run_program(arguments: list[str]) -> None:
         raise
 
 
-if __name__ == "__main__":
-    # This is a second copy of the module, under another name: the first one does the work.
-    from splatcli import gsplat
-
-    try:
-        gsplat.run_program(sys.argv[1:])
-    except UsageError as error:
-        print(*error.lines(), sep="\n", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
-else:
-    _register(__name__, sys.modules[__name__])
+_register(__name__, sys.modules[__name__])

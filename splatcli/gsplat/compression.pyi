@@ -1,0 +1,5 @@
+from typing import Any
+
+PngCompression: Any
+
+__all__ = ["PngCompression"]

@@ -1,0 +1,3 @@
+from splatcli.gsplat import accumulate
+
+__all__ = ["accumulate"]

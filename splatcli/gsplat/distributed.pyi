@@ -1,0 +1,3 @@
+from splatcli.gsplat import cli
+
+__all__ = ["cli"]

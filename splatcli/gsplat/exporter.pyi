@@ -1,0 +1,3 @@
+from splatcli.gsplat import export_splats
+
+__all__ = ["export_splats"]

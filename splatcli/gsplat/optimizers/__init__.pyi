@@ -1,0 +1,3 @@
+from splatcli.gsplat import SelectiveAdam
+
+__all__ = ["SelectiveAdam"]

@@ -1,0 +1,3 @@
+from splatcli.gsplat import compute_relocation
+
+__all__ = ["compute_relocation"]

@@ -1,0 +1,3 @@
+from splatcli.gsplat import DefaultStrategy, MCMCStrategy, Strategy
+
+__all__ = ["DefaultStrategy", "MCMCStrategy", "Strategy"]

@@ -1,0 +1,3 @@
+from splatcli.gsplat import Strategy
+
+__all__ = ["Strategy"]

@@ -1,0 +1,3 @@
+from splatcli.gsplat import __version__
+
+__all__ = ["__version__"]
