@@ -296,7 +296,9 @@ def probe_folder(folder: Path, remedy: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             probe.unlink(missing_ok=True)
-        raise OutputError(f"cannot write here: {_reason(error)}", where=folder, remedy=remedy) from None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        free = "free some space, or " if full else ""
+        raise OutputError(f"cannot write here: {_reason(error)}", where=folder, remedy=free + remedy) from None
 
 
 def probe_room(folder: Path, size: int) -> None:
