@@ -29,18 +29,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from splatcli import progress
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
 from splatcli.checkpoint.run_dir import METRICS, RunDir, checkpoints_of, find_latest_sound, run_of
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import NAMED_STARTS, RANDOM, Config, DataConfig, build_config, setting_fields, setting_flags
-from splatcli.errors import ResourceError, SplatError, UnreadableError, UsageError, os_errors
+from splatcli.errors import ResourceError, SceneError, SplatError, UnreadableError, UsageError, os_errors
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.registry import format_to_write, import_model, is_own_checkpoint, newest_import
 from splatcli.formats.selection import Crop, select
 from splatcli.gaussians import Gaussians
 from splatcli.native.backend import resolve_device
-from splatcli.output_files import free_folder, write_bytes
+from splatcli.output_files import OUTPUT, free_folder, write_bytes
 from splatcli.rasterizer.loss_engine import ASKED, Loss, LossEngine, asked_of
 from splatcli.rasterizer.rendering import Render, render
 from splatcli.render.comparison import Comparer, Rendered, own_cameras, score
@@ -161,6 +162,40 @@ class Scene(EngineScene):
         """
         found = read_scene(_path(data.scene, "Scene.read()"), data, background=background)
         return cls(**{one.name: getattr(found, one.name) for one in dataclasses.fields(EngineScene)}, data=data)
+
+    @_naming_arguments()
+    def triangulated(self, output: str | Path | None = None) -> Scene:
+        """Return the scene with points that are triangulated from its images with its cameras held.
+
+        ``splat train`` does so for a scene without points. Features and matches are found in a process of its own;
+        ``splatcli.progress.listening()`` hears how far it is.
+        output: the folder of the points, ``output/NAME-sfm`` by default; what was made there before for the same images
+        and cameras is used. The scene is read anew, with the settings that it was read with.
+        Raises SceneError where images and cameras give too few points, OutputError for the folder.
+        """
+        from splatcli.sfm.run import gpu_wanted, run_sfm
+        from splatcli.sfm.triangulate import LEAST_POINTS, points_request
+
+        inputs, options, _ = points_request(self, self.data)
+        place = None if output is None else _path(output, "output")
+        made = run_sfm(
+            inputs,
+            options,
+            place=place,
+            beside=OUTPUT,
+            overwrite=False,
+            gpu=gpu_wanted("auto"),
+            progress=progress.report,
+            keep_failed=False,
+            or_finer=True,
+        )
+        if made.facts["points"] < LEAST_POINTS:
+            raise SceneError(
+                f"only {made.facts['points']} points could be triangulated, at least {LEAST_POINTS} are needed",
+                where=self.root,
+                remedy="check that images and cameras belong together; training begins with random points without any",
+            )
+        return Scene.read(self.data.model_copy(update={"points": str(made.folder)}))
 
     def __len__(self) -> int:
         """Return the number of views."""
@@ -485,8 +520,8 @@ class Trainer:
             if start == RANDOM:
                 name = shlex.quote(str(self.scene.root))
                 _log.warning(
-                    "the scene has no points, and training begins with random ones: splat sfm %s --cameras %s "
-                    'triangulates better ones, for Scene.open(..., points=DIR); init="random" leaves this warning out',
+                    "the scene has no points, and training begins with random ones: scene.triangulated(), or splat sfm "
+                    '%s --cameras %s for Scene.open(..., points=DIR), makes better ones; init="random" is silent',
                     name,
                     name,
                 )

@@ -21,7 +21,7 @@ from splatcli.cli.process import ECHO, Requests, exit_code
 from splatcli.cli.ranks import check_sharded
 from splatcli.cli.run_summary import summary
 from splatcli.cli.sfm import lacks_cameras, scene_with_cameras, scene_with_points
-from splatcli.cli.time_budget import LongRunNote, TimeBudget
+from splatcli.cli.time_budget import POINTS_SHARE, LongRunNote, TimeBudget, process_age
 from splatcli.errors import (
     LockedError,
     ModelFileError,
@@ -169,7 +169,7 @@ def start_training(
             config = budget.config
         note_unused(config, run.given, out)
         if run.dry:
-            makes_points = start.init == RANDOM != run.config.model.init and run.limit is None
+            makes_points = start.init == RANDOM != run.config.model.init
             if makes_points and not start.scene.images.has_depths:
                 # Depths would come with the points, which are not there yet.
                 config = run.rebuild_config({**start.found, "data.depths": None})
@@ -508,22 +508,20 @@ def _points_for(
 ) -> Path | None:
     """Return the folder of points triangulated for a scene without any; None where training begins with random ones.
 
-    A run by the clock and --dry-run do not wait for them. place: the folder of the run.
+    --dry-run does not wait for them, and a run by the clock gives them a part of its time. place: the folder of the
+    run.
     """
-    if run.dry or run.limit is not None:
-        given_as = shlex.quote(config.data.scene)
-        out.note(
-            "note: the scene has no points; splat train triangulates them first"
-            if run.limit is None
-            else f"note: training begins with random points; splat sfm {given_as} --cameras {given_as} triangulates "
-            "better ones (docs/quality.md)"
-        )
+    if run.dry:
+        time_too = "" if run.limit is None else ", if the time suffices"
+        out.note(f"note: the scene has no points; splat train triangulates them first{time_too}")
         return None
-
+    seconds = None if run.limit is None else POINTS_SHARE * (run.limit - process_age())
     return _on_rank0(
         group,
         "triangulating points",
-        lambda: scene_with_points(scene, config.data, run=place, overwrite=run.overwrite, device=device, out=out),
+        lambda: scene_with_points(
+            scene, config.data, run=place, overwrite=run.overwrite, device=device, out=out, seconds=seconds
+        ),
     )
 
 

@@ -242,10 +242,6 @@ def _note_cameras(images: Path, out: Output) -> None:
 #: With fewer triangulated points than this, training begins with random ones.
 _LEAST_POINTS = 100
 
-#: Pixels of the longer side that features need at least where a run triangulates points, and how many times the longer
-#: side of its training images they have: more gain a run nothing (docs/quality.md).
-_LEAST_SIDE, _FINER = 480, 3
-
 #: Seconds between two plain lines of progress, and between two JSON objects.
 _PLAIN_EVERY, _JSON_EVERY = 10.0, 1.0
 
@@ -301,13 +297,16 @@ def _run_and_report(
     out: Output,
     keep_failed: bool = True,
     or_finer: bool = False,
+    seconds: float | None = None,
 ) -> SfmResult:
     """Run structure from motion as find_cameras(), on images that are found already. Arguments as of run_sfm()."""
     from splatcli.sfm.report import doubts, lines, notes
     from splatcli.sfm.run import gpu_wanted, run_sfm
+    from splatcli.sfm.triangulate import Deadline
 
     gpu = gpu_wanted(device)
     with _PhaseProgress(out) as progress:
+        report = progress.report if seconds is None else Deadline(seconds, progress.report)
         result = run_sfm(
             inputs,
             chosen,
@@ -315,7 +314,7 @@ def _run_and_report(
             beside=beside,
             overwrite=overwrite,
             gpu=gpu,
-            progress=progress.report,
+            progress=report,
             keep_failed=keep_failed,
             or_finer=or_finer,
         )
@@ -369,60 +368,73 @@ def _sfm_device(device: str) -> str:
 
 
 def scene_with_points(
-    scene: Scene, data: DataConfig, *, run: Path, overwrite: bool, device: str, out: Output
+    scene: Scene,
+    data: DataConfig,
+    *,
+    run: Path,
+    overwrite: bool,
+    device: str,
+    out: Output,
+    seconds: float | None = None,
 ) -> Path | None:
     """Return the folder of points triangulated with the cameras of a scene that has none.
 
-    None where images and cameras give too few, or where the folder cannot be made; a warning says so. The other
-    arguments are those of scene_with_cameras(), and so is what it raises.
+    seconds: that it may take. None where images, cameras or time give too few, or where the folder cannot be made; a
+    message says so. The other arguments are those of scene_with_cameras(), and so is what it raises.
     """
     from splatcli.errors import ResourceError, SceneError
-    from splatcli.scene.read import read_scene
     from splatcli.sfm.options import SfmOptions
-    from splatcli.sfm.triangulate import images_of, known_cameras
+    from splatcli.sfm.run import made_before
+    from splatcli.sfm.triangulate import LEAST_POINTS, TooSlowError, points_request, with_fewer_features
 
     _check_new(run, overwrite=overwrite)
-    out.note("the scene has no points: splat sfm triangulates them first (--init random goes without)")
+    given_as = shlex.quote(data.scene)
+    command = f"splat sfm {given_as} --cameras {given_as}"
+    began = time.monotonic()
     try:
-        full = read_scene(scene.root, data.model_copy(update={"resolution": 1}).images_only())
-        inputs = images_of(full)
-        chosen = SfmOptions(cameras=known_cameras(full, inputs), max_image_size=_feature_size(scene, full))
-        result = _run_and_report(
-            inputs,
-            chosen,
-            place=None,
-            beside=run.parent,
-            overwrite=False,
-            device=_sfm_device(device),
-            out=out,
-            keep_failed=False,
-            or_finer=True,
-        )
+        inputs, chosen, suffices = points_request(scene, data, seconds)
+        if not suffices and made_before(inputs, chosen, run.parent) is None:
+            out.note(
+                f"note: training begins with random points, because the time is too short for others; {command} "
+                "triangulates better ones (docs/quality.md)"
+            )
+            return None
+        out.note("the scene has no points: splat sfm triangulates them first (--init random goes without)")
+        while True:
+            left = None if seconds is None else seconds - (time.monotonic() - began)
+            try:
+                result = _run_and_report(
+                    inputs,
+                    chosen,
+                    place=None,
+                    beside=run.parent,
+                    overwrite=False,
+                    device=_sfm_device(device),
+                    out=out,
+                    keep_failed=False,
+                    or_finer=True,
+                    seconds=left,
+                )
+                break
+            except TooSlowError as slow:
+                assert seconds is not None
+                fewer = with_fewer_features(chosen, slow, seconds - (time.monotonic() - began))
+                if fewer is None:
+                    raise
+                chosen = fewer
     except (SceneError, ResourceError, OutputError) as error:
         out.warn(f"training begins with random points, because no others can be triangulated: {error.what}")
         return None
     if chosen.max_image_size < SfmOptions().max_image_size and not result.reused:
-        given_as = shlex.quote(data.scene)
+        reason = "training images of this size" if seconds is None else "the time and training images of this size"
         out.note(
-            f"note: features were found at {chosen.max_image_size} pixels, for training images of this size; splat sfm "
-            f"{given_as} --cameras {given_as} finds more points, for --points"
+            f"note: features were found at {chosen.max_image_size} pixels, for {reason}; {command} finds more points, "
+            "for --points"
         )
-    if result.facts["points"] < _LEAST_POINTS:
+    if result.facts["points"] < LEAST_POINTS:
         out.warn(f"training begins with random points: only {result.facts['points']} could be triangulated")
         return None
     return result.folder
-
-
-def _feature_size(scene: Scene, full: Scene) -> int:
-    """Return the pixels of the longer side at which features are found for a run on the images of ``scene``.
-
-    full: the scene at full size. The default of ``splat sfm`` where that is no more, so that its results are alike.
-    """
-    from splatcli.sfm.options import SfmOptions
-
-    trained, whole = (max(max(one.width, one.height) for one in cameras) for cameras in (scene.cameras, full.cameras))
-    size, most = max(_LEAST_SIDE, _FINER * trained), SfmOptions().max_image_size
-    return size if size < min(whole, most) else most
 
 
 def lacks_cameras(path: Path, data: DataConfig) -> bool:

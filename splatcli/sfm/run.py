@@ -89,7 +89,7 @@ def run_sfm(
     none where images do not suffice. or_finer: one of the default places that has the same with features of larger
     images is used, too.
     """
-    key = {"version": _VERSION, "photos": inputs.fingerprint(), "options": options.as_dict()}
+    key = _key_of(inputs, options)
     if or_finer and place is None and not overwrite and (finer := _finer(beside, inputs, key)) is not None:
         return finer
     folder = (place or _free_place(beside, inputs, key)).absolute()
@@ -122,6 +122,15 @@ def run_sfm(
         sync(made / REPORT)
         _put(made, folder)
     return SfmResult(folder, facts, False)
+
+
+def made_before(inputs: SfmInput, options: SfmOptions, beside: Path) -> SfmResult | None:
+    """Return what run_sfm() has made in a default place, with features of images of the same size or a larger one."""
+    return _finer(beside, inputs, _key_of(inputs, options))
+
+
+def _key_of(inputs: SfmInput, options: SfmOptions) -> dict[str, Any]:
+    return {"version": _VERSION, "photos": inputs.fingerprint(), "options": options.as_dict()}
 
 
 def _features_key(key: dict[str, Any], options: SfmOptions, gpu: bool) -> dict[str, Any]:
@@ -178,7 +187,7 @@ def _free_place(beside: Path, inputs: SfmInput, key: dict[str, Any]) -> Path:
 
 
 def _finer(beside: Path, inputs: SfmInput, key: dict[str, Any]) -> SfmResult | None:
-    """Return the scene of ``key``, but for features of larger images, in one of the default places; None without."""
+    """Return the scene of ``key``, also of features of larger images, in one of the default places; None without."""
     for place in _places(beside, inputs):
         known = _known(place) or {}
         made_with = known.get("key")
@@ -187,7 +196,7 @@ def _finer(beside: Path, inputs: SfmInput, key: dict[str, Any]) -> SfmResult | N
         if not isinstance(size, int):
             continue
         same = {**key, "options": {**key["options"], "max_image_size": size}}
-        if size > key["options"]["max_image_size"] and _is_made(place, known, same) and not _is_outdated(known):
+        if size >= key["options"]["max_image_size"] and _is_made(place, known, same) and not _is_outdated(known):
             return SfmResult(place.resolve() if place.is_symlink() else place.absolute(), known, True)
     return None
 

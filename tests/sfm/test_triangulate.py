@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import splatcli
 from splatcli.cli.commands import run
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
@@ -19,7 +20,8 @@ from splatcli.scene.build import _numbers_of
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene, known_depths
 from splatcli.scene.source import FixedLens, View
-from splatcli.sfm.triangulate import pairs_by_pose
+from splatcli.sfm.options import SfmOptions
+from splatcli.sfm.triangulate import Deadline, TooSlowError, pairs_by_pose, points_request, with_fewer_features
 from tests.sfm import corner
 from tests.sfm.conftest import NUM_IMAGES, TURNED, name_of
 
@@ -155,7 +157,7 @@ def test_what_cannot_be_is_refused(
         (["--blocks", "1x1"], "splat sfm {scene} --cameras {scene} -o DIR triangulates points, and --points DIR"),
         (["--dry-run"], "the scene has no points; splat train triangulates them first"),
         (["--init", "random", "--iterations", "1"], "started from 1000 random points"),
-        (["--max-time", "10h", "--dry-run"], "splat sfm {scene} --cameras {scene} triangulates better ones"),
+        (["--max-time", "10h", "--dry-run"], "splat train triangulates them first, if the time suffices"),
     ],
 )
 def test_training_does_not_wait_for_points(
@@ -164,7 +166,108 @@ def test_training_does_not_wait_for_points(
     command = ["train", str(posed), *words, "--cap-max", "10000", "--device", "cpu", "-o", str(tmp_path / "run")]
     assert run(command) == (3 if "--blocks" in words else 0)
     assert says.format(scene=posed) in capfd.readouterr().err
-    assert not (tmp_path / f"{posed.name}-sfm").exists()
+    assert not list(tmp_path.glob(f"{posed.name}-sfm*"))
+
+
+def test_a_run_by_the_clock_waits_a_part_of_its_time_for_points(
+    posed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for module in ("run_training", "time_budget"):  # that of the tests
+        monkeypatch.setattr(f"splatcli.cli.{module}.process_age", lambda: 0.0)
+    words = ["train", str(posed), "--device", "cpu", "--cap-max", "2000", "--stop-at", "1", "--max-time", "2h"]
+    with monkeypatch.context() as patch:
+        patch.setattr("splatcli.sfm.triangulate.time", SlowClock())
+        assert run([*words, "-o", "slow/run"]) == 0
+    said = capfd.readouterr().err
+    assert "training begins with random points, because no others can be triangulated: that takes more than" in said
+    with monkeypatch.context() as patch:
+        patch.setattr("splatcli.sfm.triangulate._START_SECONDS", 7200.0)
+        assert run([*words, "-o", "slow/again"]) == 0
+    said = capfd.readouterr().err
+    assert f"the time is too short for others; splat sfm {posed} --cameras {posed} triangulates better ones" in said
+    assert sorted(path.name for path in (tmp_path / "slow").iterdir()) == ["again", "run"], "nothing is left of them"
+
+    assert run([*words, "-o", "out/run"]) == 0
+    assert "the scene has no points: splat sfm triangulates them first" in capfd.readouterr().err
+    points = tmp_path / "out" / f"{posed.name}-sfm"
+    config = json.loads((tmp_path / "out/run/config.json").read_text())
+    assert (config["data"]["points"], config["model"]["init"]) == (str(points), "sfm")
+    made = points.stat().st_mtime_ns
+    monkeypatch.setattr("splatcli.sfm.triangulate._START_SECONDS", 7200.0)
+    assert run([*words, "-o", "out/again"]) == 0
+    assert "points found before are used" in capfd.readouterr().err, "whatever time there is"
+    assert points.stat().st_mtime_ns == made
+
+
+def test_features_that_are_bound_to_take_too_long_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And smaller images are tried, at the speed that is known then."""
+    heard: list[tuple[str, int, int]] = []
+    monkeypatch.setattr("splatcli.sfm.triangulate.time", SlowClock())
+
+    def of(images: int) -> TooSlowError | None:
+        deadline = Deadline(100 * 3600.0, lambda *words: heard.append(words))
+        try:
+            for done in range(images + 1):
+                deadline("features", done, images)
+            deadline("matching", 0, 1000)
+        except TooSlowError as error:
+            return error
+        return None
+
+    assert of(20) is None
+    assert len(heard) == 22
+    heard.clear()
+    slow = of(200)
+    assert slow is not None
+    assert heard == [("features", done, 200) for done in range(4)]
+    assert slow.needed == pytest.approx(3600.0 * (1 + 200 * 3.5))
+    options = SfmOptions(max_image_size=960)
+    for seconds, size in ((400, 640), (200, 480), (100, 320), (60, 240), (40, None)):
+        fewer = with_fewer_features(options, slow, 3600.0 * seconds)
+        assert (None if fewer is None else fewer.max_image_size) == size
+    assert with_fewer_features(options, TooSlowError(10.0), 1e9) is None, "nothing is known"
+
+
+class SlowClock:
+    """A clock by which each image takes an hour."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 3600.0
+        return self.now
+
+
+def test_features_are_fewer_where_time_is_short(posed: Path) -> None:
+    scene = read_scene(posed, DataConfig())
+    pixels = sum(camera.width * camera.height for camera in read_scene(posed, DataConfig(resolution=1)).cameras)
+    assert points_request(scene, DataConfig())[1].max_image_size == 1600
+    for seconds, size, suffices in ((1e9, 1600, True), (9.0, 240, True), (1.0, 240, False)):
+        _, options, enough = points_request(scene, DataConfig(), seconds)
+        assert (options.max_image_size, enough) == (size, suffices), pixels
+
+
+def test_points_are_triangulated_from_python(
+    posed: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bare = splatcli.Scene.open(posed, resolution=2)
+    assert bare.points is None
+    scene = bare.triangulated()
+    assert (scene.root, scene.data.resolution, len(scene)) == (bare.root, 2, len(bare))
+    assert scene.data.points == str(tmp_path / "output" / f"{posed.name}-sfm")
+    expected = splatcli.Scene.open(posed, resolution=2, points=made)
+    assert scene.points is not None
+    assert expected.points is not None
+    assert np.array_equal(scene.points.xyz, expected.points.xyz), "those of splat sfm --cameras"
+    stored = (Path(scene.data.points) / "sfm.json").stat().st_mtime_ns
+    assert bare.triangulated().data.points == scene.data.points
+    assert (Path(scene.data.points) / "sfm.json").stat().st_mtime_ns == stored, "they are made once"
+    elsewhere = bare.triangulated(tmp_path / "elsewhere")
+    assert elsewhere.data.points == str(tmp_path / "elsewhere")
+    assert splatcli.Trainer(scene, iterations=1, output=tmp_path / "run").config.model.init == "sfm"
 
 
 def test_training_goes_on_without_a_folder_for_points(
@@ -219,7 +322,7 @@ def test_features_follow_the_size_of_the_training_images(
 ) -> None:
     """Points of a coarser run are found in less time; those of a finer one, or of splat sfm, serve it, too."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("splatcli.cli.sfm._LEAST_SIDE", 60)
+    monkeypatch.setattr("splatcli.sfm.triangulate._LEAST_SIDE", 60)
     monkeypatch.setattr("splatcli.cli.sfm._PLAIN_EVERY", 0.0)
     words = ["train", str(posed), "--device", "cpu", "--cap-max", "2000", "--iterations", "1"]
     reports = Path("out").glob
