@@ -180,9 +180,6 @@ _RESOURCES = {
 #: Errors of a disk that takes no data; they always concern output.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
-#: What Python's tempfile says.
-_NO_TEMPORARY_FOLDER = "No usable temporary directory found"
-
 #: What helps where a file grows beyond the limit of the process, or of the file system.
 ALLOW_LARGER = "allow larger files: ulimit -f unlimited; or write to another file system"
 
@@ -197,7 +194,7 @@ def from_os_error(error: OSError, kind: type[SplatError], where: object = None) 
     if error.errno in _RESOURCES and not (error.errno == errno.EAGAIN and place is not None):
         what, remedy = _RESOURCES[error.errno]
         return ResourceError(what, where=place, remedy=remedy)
-    if error.filename is None and reason.startswith(_NO_TEMPORARY_FOLDER):
+    if is_without_temporary_folder(error):
         return ResourceError(
             "no temporary folder can be written", where="TMPDIR", remedy="set TMPDIR to a folder where you can write"
         )
@@ -213,6 +210,11 @@ def from_os_error(error: OSError, kind: type[SplatError], where: object = None) 
         return kind(f"cannot be read: {reason}", where=place, remedy="write its content to a file, and name that")
     remedy = kind.usual_remedy or "check its permissions, and the disk or network that it is on, and try again"
     return kind(f"cannot be read: {reason}", where=place, remedy=remedy)
+
+
+def is_without_temporary_folder(error: OSError) -> bool:
+    """Return whether Python's tempfile has found no folder to write in."""
+    return error.filename is None and (error.strerror or "").startswith("No usable temporary directory found")
 
 
 @contextlib.contextmanager

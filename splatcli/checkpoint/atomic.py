@@ -19,7 +19,14 @@ from types import FrameType
 from typing import BinaryIO
 
 from splatcli import disk
-from splatcli.errors import ALLOW_LARGER, DivergedError, OutputError, from_os_error, system_error
+from splatcli.errors import (
+    ALLOW_LARGER,
+    DivergedError,
+    OutputError,
+    from_os_error,
+    is_without_temporary_folder,
+    system_error,
+)
 
 #: Temporary files lie beside their target: ``<name>.tmp.<pid>.<random>``.
 TEMPORARY = re.compile(r".+\.tmp\.(?P<pid>\d+)\.[0-9a-f]{8}")
@@ -99,7 +106,7 @@ def write_atomically(
         if not isinstance(error, Exception) or isinstance(error, DivergedError):
             raise  # Ctrl-C and the like, and content that must not be written
         refused = system_error(error)
-        if refused is not None and refused.errno == errno.ENOMEM:
+        if refused is not None and (refused.errno == errno.ENOMEM or is_without_temporary_folder(refused)):
             raise from_os_error(refused, OutputError, path) from error
         # torch turns a full disk into a RuntimeError of its own, so the exception's type does not tell.
         kept = "; the old one is kept" if os.path.exists(target) else ""

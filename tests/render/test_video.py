@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 from pathlib import Path
 
@@ -70,3 +71,16 @@ def test_an_error_of_the_frames_is_raised_and_leaves_no_file(ffmpeg: str, tmp_pa
 def test_a_folder_in_its_place_is_an_error(ffmpeg: str, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="a folder"):
         write_video(tmp_path, [], (2, 2), 25)
+
+
+def test_a_lack_of_a_temporary_folder_is_named(ffmpeg: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the encoder says goes into a temporary file."""
+
+    def none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._get_default_tempdir", none)
+    with pytest.raises(ResourceError, match="set TMPDIR to a folder"):
+        write_video(tmp_path / "x.mp4", iter([np.zeros((16, 16, 3), np.uint8)]), (16, 16), 10)
+    assert list(tmp_path.iterdir()) == []
