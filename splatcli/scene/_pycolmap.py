@@ -18,10 +18,13 @@ Its log goes to stderr only: by default each process also leaves files of it in 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import threading
 import zlib  # noqa: F401  (before pycolmap, see above)
+
+from splatcli.errors import ResourceError
 
 #: A variable of the environment of processes that use no torch.
 ALONE = "SPLATCLI_PYCOLMAP_ALONE"
@@ -31,7 +34,15 @@ if sys.platform == "darwin" and not os.environ.get(ALONE):
 
 _before = signal.getsignal(signal.SIGTERM)
 
-import pycolmap  # noqa: E402
+try:
+    import pycolmap
+except (ImportError, RuntimeError) as error:  # a library that it needs, or threads, are missing; it raises its own
+    cause = error.__cause__ or error
+    raise ResourceError(
+        f"pycolmap cannot be loaded: {(str(cause).strip().splitlines() or [type(cause).__name__])[0]}",
+        where=sys.executable,
+        remedy=f"{shlex.quote(sys.executable)} -m pip install --force-reinstall pycolmap",
+    ) from error
 
 if _before is not None and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGTERM, _before)

@@ -229,6 +229,23 @@ def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_library_that_cannot_be_loaded_is_no_bug(tiny_scene: Path, tmp_path: Path) -> None:
+    """pycolmap's own words leave out the cause, as of a system that lacks a library."""
+    (tmp_path / "pycolmap").mkdir()
+    (tmp_path / "pycolmap/__init__.py").write_text(
+        "try:\n"
+        "    raise ImportError('libgomp.so.1: cannot open shared object file')\n"
+        "except ImportError as e:\n"
+        "    raise RuntimeError('\\nCannot import the C++ backend') from e\n"
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "splatcli", "info", str(tiny_scene)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 4, done.stderr
+    assert "pycolmap cannot be loaded: libgomp.so.1: cannot open shared object file" in done.stderr
+    assert "-m pip install --force-reinstall pycolmap" in done.stderr
+
+
 @pytest.mark.parametrize("megabytes", [100, 400, 800, 1200])
 def test_too_little_address_space_is_reported_before_libraries_load(
     megabytes: int, tiny_scene: Path, tmp_path: Path
