@@ -248,6 +248,7 @@ _PLAIN_EVERY, _JSON_EVERY = 10.0, 1.0
 #: Phase -> what is counted.
 _COUNTED = {
     "frames": "frames read",
+    "upright copies": "images",
     "features": "images",
     "matching": "pairs",
     "mapping": "images registered",

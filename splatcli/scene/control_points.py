@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.decode import stored_point
 from splatcli.scene.geodesy import enu_axes, from_geocentric, median_place, to_enu, to_geocentric
 from splatcli.scene.georeference import Fit, PositionsError, check_spread, similarity_of
 
@@ -236,12 +235,9 @@ def _same_image(name: str, images: Iterable[str]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def fit_control_points(
-    model: pycolmap.Reconstruction, control: ControlPoints, orientation: Callable[[str], int]
-) -> ControlFit:
+def fit_control_points(model: pycolmap.Reconstruction, control: ControlPoints) -> ControlFit:
     """Return the similarity from a model to control points by least squares, without those that contradict the others.
 
-    orientation: EXIF's of an image of the model, so far as the model's image is not turned by it.
     Each point is placed in the model by the rays through its pixels. Raises SceneError when fewer than three points
     are placed, when they lie on one line, and for a pixel outside of its image.
     """
@@ -256,9 +252,7 @@ def fit_control_points(
             if full is not None:
                 image = model.image(images[full])
                 _check_inside(image, pixel, point.name, control.file)
-                assert image.camera is not None
-                size = (image.camera.width, image.camera.height)
-                rays.append(_ray(image, stored_point(pixel, orientation(full), size)))
+                rays.append(_ray(image, pixel))
         if len(rays) < MIN_IMAGES:
             missing[point.name] = f"{len(rays)} of its {len(point.pixels)} images are registered, {MIN_IMAGES} needed"
             continue

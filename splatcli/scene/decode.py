@@ -382,16 +382,6 @@ def apply_orientation(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
     return pixels[:: -1 if down else 1, :: -1 if right else 1]
 
 
-def stored_point(shown: tuple[float, float], orientation: int, size: tuple[int, int]) -> tuple[float, float]:
-    """Return the stored place of x, y of an image turned upright by EXIF's ``orientation``; the corner is 0, 0.
-
-    size: width and height of the image turned upright.
-    """
-    x = size[0] - shown[0] if orientation in (2, 3, 6, 7) else shown[0]
-    y = size[1] - shown[1] if orientation in (3, 4, 7, 8) else shown[1]
-    return (y, x) if orientation >= 5 else (x, y)
-
-
 def nearest(values: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
     """Return [H, W] values at another width and height: each pixel has the value under its middle."""
     width, height = size

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.control_points import ControlPoints, fit_control_points
-from splatcli.scene.decode import read_header
 from splatcli.scene.georeference import PositionsError, Similarity, georeference, position_of, write_sidecar
 from splatcli.sfm.flight_log import Place
-from splatcli.sfm.images import SfmInput, is_mirrored, orientation_of
+from splatcli.sfm.images import SfmInput
 from splatcli.sfm.mapping import centers_of
 from splatcli.sfm.options import SfmOptions
 
@@ -108,16 +107,8 @@ class Alignment:
         return places[name if name in places else alike[0]]
 
     def _control(self, model: pycolmap.Reconstruction, control: ControlPoints) -> dict[str, Any]:
-        found = fit_control_points(model, control, self._unturned)
+        found = fit_control_points(model, control)
         model.transform(pycolmap.Sim3d(found.fit.similarity.matrix))
         write_sidecar(self.folder, found.document())
         place = {} if found.origin is None else {"origin": list(found.origin)}
         return {"applied": True, **place, **found.facts()}
-
-    def _unturned(self, name: str) -> int:
-        """Return the EXIF orientation of an image of the model that is worked on as it is stored; else 1."""
-        file = self.inputs.path / name
-        if self.inputs.is_video or not file.is_file():  # a frame, or a face of a panorama
-            return 1
-        header = read_header(file)
-        return header.orientation if orientation_of(header) == 1 and not is_mirrored(header) else 1

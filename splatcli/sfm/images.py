@@ -38,8 +38,6 @@ from splatcli.sizes import listed
 _NOT_IMAGES = frozenset(("masks", "images_2", "images_4", "images_8"))
 #: Folders of previews and of what file systems note, in lower case.
 _PREVIEWS = frozenset(("thumbnails", "thumbs", "@eadir", "__macosx"))
-#: EXIF's orientations that swap left and right.
-_MIRRORS = (2, 4, 5, 7)
 #: Bytes at each end of a file that go into the fingerprint.
 _SAMPLE = 64 << 10
 
@@ -373,9 +371,9 @@ def orientation_of(header: Header) -> int:
     return header.orientation if header.orientation >= 5 and header.width != header.height else 1
 
 
-def is_mirrored(header: Header) -> bool:
-    """Return whether EXIF mirrors an image, and the reader of scenes would take it as it is stored.
+def needs_upright_copy(header: Header) -> bool:
+    """Return whether EXIF turns or mirrors an image, and the reader of scenes would take it as it is stored.
 
-    Structure from motion would find the mirrored scene: it works on an upright copy. A half turn changes nothing.
+    Structure from motion would find a mirrored scene, or one that stands on its head: it works on an upright copy.
     """
-    return header.orientation in _MIRRORS and orientation_of(header) == 1
+    return header.orientation != 1 and orientation_of(header) == 1

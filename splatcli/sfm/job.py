@@ -9,6 +9,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -29,7 +30,7 @@ from splatcli.sfm.features import Border, SfmImage, Stored, extract
 from splatcli.sfm.fisheye import compared, wide_cameras, with_fisheyes
 from splatcli.sfm.flight_log import Place, flight_log_beside, read_flight_log
 from splatcli.sfm.gaps import find_gaps, folder_of, frame_index, stretches_in
-from splatcli.sfm.images import SfmInput, is_mirrored, readable
+from splatcli.sfm.images import SfmInput, needs_upright_copy, readable
 from splatcli.sfm.lens import choose_lenses, own_lenses
 from splatcli.sfm.mapping import calibrate, name_and_colour, own_images, rig_cameras, run_global_mapper, run_mapper
 from splatcli.sfm.matching import (
@@ -132,7 +133,7 @@ class Job:
         self.seconds: dict[str, float] = {}
         self.unreadable: dict[str, str] = {}
         self.panoramas: list[str] = []
-        self.mirrored: list[str] = []
+        self.upright_copies: list[str] = []
         self.videos: dict[str, Video] = {}
         self.borders: dict[str, Border] = {}
         self._progress = progress
@@ -203,7 +204,7 @@ class Job:
             **static_facts,
             "borders": self._border_facts(stored),
             "panoramas": self.panoramas,
-            "mirrored": self.mirrored,
+            "upright_copies": self.upright_copies,
             "masks": masks or made,
             "static_masks": made > 0,
             "seconds": {phase: round(spent, 2) for phase, spent in self.seconds.items()},
@@ -596,35 +597,51 @@ class Job:
             images = self._sharpest(images, self.options.frames)
         self._check_count([image.name for image in [*images, *panoramas]])
         if not self.inputs.is_video:
-            mirrored = {name: header for name, header in headers.items() if cameras is None and is_mirrored(header)}
-            images = self._put_in(images, mirrored)
+            found = headers.items() if cameras is None else ()
+            turned = {name: header.orientation for name, header in found if needs_upright_copy(header)}
+            images = self._put_in(images, turned)
             self._check_count([image.name for image in [*images, *panoramas]])
         return sorted([*images, *panoramas], key=lambda image: image.name)
 
-    def _put_in(self, images: list[SfmImage], mirrored: dict[str, Header]) -> list[SfmImage]:
-        """Link the images and their masks into the folder, those of ``mirrored`` as upright copies; return all."""
-        found = []
+    def _put_in(self, images: list[SfmImage], turned: dict[str, int]) -> list[SfmImage]:
+        """Link the images and their masks into the folder, those of ``turned`` as upright copies; return all.
+
+        turned: names -> EXIF's orientation.
+        """
+        found: dict[str, SfmImage] = {}
+        copied = []
         for image in images:
-            place = self.folder / "images" / image.name
-            mask = None if image.mask is None else self.folder / "masks" / self.inputs.masks[image.name]
-            if image.name not in mirrored:
-                link(image.path, place)
-                if image.mask is not None and mask is not None:
-                    link(image.mask, mask)
-                found.append(image)
+            if image.name in turned:
+                copied.append(image)
                 continue
-            orientation = mirrored[image.name].orientation
+            link(image.path, self.folder / "images" / image.name)
+            if image.mask is not None:
+                link(image.mask, self.folder / "masks" / self.inputs.masks[image.name])
+            found[image.name] = image
+
+        def copy(image: SfmImage) -> SfmImage | SceneError:
+            place, orientation = self.folder / "images" / image.name, turned[image.name]
+            mask = None if image.mask is None else self.folder / "masks" / self.inputs.masks[image.name]
             try:
                 write_upright(image.path, orientation, place)
                 if image.mask is not None and mask is not None:
                     write_upright_mask(image.mask, orientation, mask)
             except SceneError as problem:
                 place.unlink(missing_ok=True)
-                self._leave_out({image.name: problem})
-                continue
-            self.mirrored.append(image.name)
-            found.append(replace(image, path=place, mask=mask))
-        return found
+                return problem
+            return replace(image, path=place, mask=mask)
+
+        if copied:
+            progress = self._phase("upright copies")
+            with ThreadPoolExecutor(self.threads) as pool:
+                for done, (image, made) in enumerate(zip(copied, pool.map(copy, copied), strict=True), start=1):
+                    if isinstance(made, SceneError):
+                        self._leave_out({image.name: made})
+                    else:
+                        found[image.name] = made
+                        self.upright_copies.append(image.name)
+                    progress(done, len(copied))
+        return list(found.values())
 
     def _frames(self, known: list[str] | None) -> list[str]:
         """Write frames of the videos to images/, and return their names; those that are there already, where known."""

@@ -14,7 +14,7 @@ from splatcli.scene.borders import listed_borders
 from splatcli.scene.find_images import unread_note
 from splatcli.scene.inspect import few_notes
 from splatcli.sfm.images import copies_note, edits_note
-from splatcli.sizes import listed
+from splatcli.sizes import counted, listed
 
 #: Points whose parallax is measured; a median needs no more.
 _PARALLAX_POINTS = 2_000
@@ -90,9 +90,10 @@ def notes(facts: dict[str, Any]) -> list[str]:
         found.append(copies_note(copies))
     if edits := facts.get("edits"):
         found.append(f"{edits_note(edits)}; one of them is used where the other form is moved away")
-    if mirrored := facts.get("mirrored"):
+    if copies := facts.get("upright_copies"):
         found.append(
-            f"EXIF mirrors {len(mirrored)} images: images/ has upright copies of them: {listed(mirrored, _MAX_LISTED)}"
+            f"EXIF turns or mirrors {counted(len(copies), 'image')}, which programs pass over where the shape stays: "
+            f"images/ has upright copies of {listed(copies, _MAX_LISTED)}"
         )
     others = zip(facts.get("other_images", []), facts.get("other_models", []), strict=False)
     for fact in facts.get("borders") or []:

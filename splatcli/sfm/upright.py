@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def write_upright(image: Path, orientation: int, place: Path) -> None:
     kind, options = _FORMATS.get(place.suffix.lower(), ("PNG", {}))
     upright = decode(image, None, orientation)
     layers = upright.rgb if upright.alpha is None else np.dstack([upright.rgb, upright.alpha])
-    if kind == "JPEG":
+    if kind != "TIFF":  # Pillow writes no EXIF of its own making into one
         options = {**options, "exif": _shot(image)}
     _write(place, layers, kind, options)
 
@@ -57,7 +58,7 @@ def _shot(image: Path) -> Image.Exif:
 def _write(place: Path, pixels: NDArray[np.uint8], kind: str, options: dict[str, Any]) -> None:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format=kind, **options)
-    upright = place.with_name(".upright")  # write_bytes() would follow a link
+    upright = place.with_name(f".upright.{secrets.token_hex(4)}")  # write_bytes() would follow a link
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(upright, file.getvalue())

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from splatcli.errors import SceneError
-from splatcli.scene.decode import decode, decode_nonzero, decode_numbers, decode_rgb, read_header, stored_point
+from splatcli.scene.decode import decode, decode_nonzero, decode_numbers, decode_rgb, read_header
 from tests.scene import made
 from tests.scene.imagefiles import png16, png_header, tiff16
 
@@ -146,15 +146,6 @@ def test_uncompressed_tiffs_are_turned_as_others(tmp_path: Path, orientation: in
     np.testing.assert_array_equal(decode_nonzero(path, orientation), colours.any(axis=2))
     if mode != "RGBA":
         np.testing.assert_array_equal(decode_numbers(path, orientation), upright)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_point_of_an_upright_image_is_found_in_the_file(orientation: int) -> None:
-    upright = np.arange(30).reshape(5, 6)
-    stored = as_stored(upright[..., None], orientation)[..., 0]
-    for row, column in np.ndindex(5, 6):
-        x, y = stored_point((column + 0.5, row + 0.5), orientation, (6, 5))
-        assert stored[int(y), int(x)] == upright[row, column]
 
 
 @pytest.mark.parametrize(

@@ -279,17 +279,18 @@ def test_photos_taken_in_the_dark_are_registered(tmp_path: Path, monkeypatch, ca
     assert facts["points"] > 300
 
 
-def test_photos_that_exif_mirrors_are_worked_on_as_viewers_show_them(tmp_path: Path, monkeypatch, capfd) -> None:
-    """As front cameras and scanning programs write them; a mask of one lies as it is stored."""
+def test_photos_that_exif_turns_are_worked_on_as_viewers_show_them(tmp_path: Path, monkeypatch, capfd) -> None:
+    """As front cameras, scanning programs and phones held the other way write them; a mask lies as it is stored."""
     monkeypatch.chdir(tmp_path)
     photos, upright = Path("photos"), [corner.image(index) for index in range(6)]
     (photos / "masks").mkdir(parents=True)
     stored = {
         2: lambda pixels: pixels[:, ::-1],
+        3: lambda pixels: pixels[::-1, ::-1],
         4: lambda pixels: pixels[::-1],
         7: lambda p: p[::-1, ::-1].swapaxes(0, 1),
     }
-    orientations = [2, 4, 7, 2, 1, 4]
+    orientations = [2, 4, 7, 3, 1, 3]
     for index, orientation in enumerate(orientations):
         exif, turn = Image.Exif(), stored.get(orientation, lambda pixels: pixels)
         exif[0x0112] = orientation
@@ -301,8 +302,9 @@ def test_photos_that_exif_mirrors_are_worked_on_as_viewers_show_them(tmp_path: P
     assert run(["sfm", "photos", "-o", "made", "--camera-model", "SIMPLE_PINHOLE", "--json"]) == 0
     said = capfd.readouterr()
     facts = json.loads(said.out.splitlines()[-1])
-    assert (facts["registered"], facts["mirrored"]) == (6, ["0.jpg", "1.jpg", "3.jpg", "5.jpg"])
-    assert "EXIF mirrors 4 images: images/ has upright copies of them: 0.jpg, 1.jpg, 3.jpg, 5.jpg" in said.err
+    assert (facts["registered"], facts["upright_copies"]) == (6, ["0.jpg", "1.jpg", "3.jpg", "5.jpg"])
+    assert "EXIF turns or mirrors 4 images" in said.err
+    assert "images/ has upright copies of 0.jpg, 1.jpg, 3.jpg, 5.jpg" in said.err
     assert len(facts["cameras"]) == 1  # the copies keep the focal length of EXIF
     model = pycolmap.Reconstruction("made/sparse/0")
     centers = centers_of(model)
@@ -311,6 +313,9 @@ def test_photos_that_exif_mirrors_are_worked_on_as_viewers_show_them(tmp_path: P
     found = np.stack([centers[f"{index}.jpg"] for index in range(6)])
     away = np.linalg.norm(similarity_of(found, true)(found) - true, axis=1)
     assert away.max() < 0.02 * np.linalg.norm(true[0] - true[-1])
+    # All cameras agree on what is up, which paths and viewers take it from.
+    down = np.stack([model.image(number).cam_from_world().rotation.matrix()[1] for number in model.reg_image_ids()])
+    assert (down @ down.T).min() > 0.5
     scene = read_scene(Path("made"), DataConfig())
     for index in range(6):
         assert np.abs(scene.images.load(index).astype(int) - upright[index])[:, 42:].mean() < 20

@@ -28,7 +28,7 @@ POINTS = np.array(
     [[0.0, 0.4, 0.5], [0.5, 0.0, 0.9], [0.6, 0.7, 0.0], [0.0, 1.0, 0.2], [0.2, 0.3, 0.0], [0.9, 0.0, 0.3]]
 )
 
-#: The image that EXIF turns by half: structure from motion works on it as it is stored.
+#: The image that EXIF turns by half: pixels are those of the image as it is shown.
 TURNED = 4
 
 

@@ -14,7 +14,7 @@ from splatcli.scene.decode import Header
 from splatcli.scene.find_images import images_below
 from splatcli.scene.read import has_images_only
 from splatcli.sfm.features import first_guess, focal_share, lens_key, stretched
-from splatcli.sfm.images import find_input, orientation_of
+from splatcli.sfm.images import find_input, needs_upright_copy, orientation_of
 from splatcli.sfm.mapping import largest_first, own_images
 from splatcli.sfm.matching import EXHAUSTIVE_UP_TO, OVERLAP, alike, choose_pairs, how_to_match, pairs_to_retry
 from splatcli.sfm.options import MODELS, SfmOptions
@@ -189,7 +189,9 @@ def test_focal_length_and_sensor_stand_in_for_that_on_film(size, changed, share:
     [(40, 30, 1, 1), (40, 30, 6, 6), (40, 30, 8, 8), (40, 30, 3, 1), (40, 40, 6, 1), (4000, 4001, 6, 6)],
 )
 def test_images_are_turned_where_the_scene_reader_will(width: int, height: int, exif: int, applied: int) -> None:
-    assert orientation_of(Header(width, height, "RGB", False, exif, "sRGB", False)) == applied
+    header = Header(width, height, "RGB", False, exif, "sRGB", False)
+    assert orientation_of(header) == applied
+    assert needs_upright_copy(header) == (exif != applied)
 
 
 def test_images_are_found_in_images_without_copies_and_masks(tmp_path: Path) -> None:
