@@ -62,7 +62,8 @@ from splatcli.sfm.options import (
     is_fisheye_model,
 )
 from splatcli.sfm.panorama import are_panoramas, face_camera, is_panorama, write_faces, write_masks
-from splatcli.sfm.report import model_facts, versions
+from splatcli.sfm.report import TURNED, model_facts, versions
+from splatcli.sfm.rotation import rotation_share
 from splatcli.sfm.second_motion import second_motion
 from splatcli.sfm.static_masks import (
     Overlays,
@@ -136,6 +137,7 @@ class Job:
         self.upright_copies: list[str] = []
         self.videos: dict[str, Video] = {}
         self.borders: dict[str, Border] = {}
+        self.rotation = 0.0
         self._progress = progress
         self._since = time.monotonic()
 
@@ -161,6 +163,7 @@ class Job:
         if self.options.cameras is not None:
             hold_lenses(database, stored, self.options.cameras)
         verified = self._match("matching", database, keys, pairs)
+        self.rotation = 0.0 if self.options.cameras is not None else rotation_share(database)
         mapped, added, retried = self._models(
             Mapped(database, stored, keys, pairs, verified, []), images, static.dropped
         )
@@ -194,6 +197,7 @@ class Job:
             "other_images": own_images(models)[1:],
             "cameras_held": held,
             "second_motion": round(second, 4),
+            "rotation": round(self.rotation, 4),
             "matching": how,
             "pairs": len(mapped.pairs),
             "verified_pairs": mapped.verified,
@@ -267,6 +271,8 @@ class Job:
             )
             return replace(matched, models=[model]), None, None
         mapped, added = replace(matched, models=self._map("mapping", database, folder, len(stored))), None
+        if self.rotation > TURNED:  # more images would bring no depth
+            return mapped, None, None
         if self.inputs.is_video and not self.panoramas:
             mapped, added = self._fill_gaps(mapped, images, self._how_to_match(len(stored)), places)
         mapped, retried = self._retry(mapped)
@@ -776,6 +782,12 @@ class Job:
         registered = models[0].num_reg_images() if models else 0
         if registered >= MIN_IMAGES:
             return
+        if self.rotation > TURNED:
+            raise self._hopeless(
+                f"{registered or 'none'} of the {len(names)} images could be registered: a rotation alone explains what "
+                "they have in common, so the camera stayed at one place",
+                "step sideways between images, around the subject, instead of turning on the spot",
+            )
         raise self._hopeless(
             f"only {registered} of {len(names)} images could be registered, at least {MIN_IMAGES} are needed"
             if registered

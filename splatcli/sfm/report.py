@@ -27,9 +27,10 @@ _SECOND_MOTION = 0.1
 #: from 30 observations. It finds no pair to begin with below about 4 degrees (tests/sfm/test_captures.py); a walk
 #: through a room that trains well has 6.2, the other real scenes tried 19 to 48.
 _FEW_OBSERVATIONS, _LITTLE_PARALLAX = 100, 4.5
-#: Points of an image over matches of a pair, below which matches have no depth: 0.07 for 15 crops of a panorama, 0.3
-#: for three images of a walk, 6 for 16.
-_NO_DEPTH = 0.2
+#: Share of a pair's matches that a rotation alone explains (rotation.py), in the median of the pairs, from which the
+#: camera stayed at one place: 0.99 and more for crops of panoramas, 0.21 at most for real captures, 0.7 for one
+#: straight down from a height.
+TURNED = 0.9
 #: Names that a line shows, and cameras.
 _MAX_LISTED, _SHOWN = 8, 5
 
@@ -109,7 +110,8 @@ def notes(facts: dict[str, Any]) -> list[str]:
     for number, (names, count) in enumerate(others, start=1):
         shared = f", with {count - len(names)} of a larger model" if count > len(names) else ""
         found.append(
-            f"{len(names)} images form a model of their own{shared}, kept as sparse/{number}: "
+            f"{counted(len(names), 'image forms', 'images form')} a model of {'its' if len(names) == 1 else 'their'} "
+            f"own{shared}, kept as sparse/{number}: "
             f"{listed(names, _MAX_LISTED)}; sparse/0, the largest, is used"
         )
     for fact in facts.get("zoomed") or []:
@@ -133,8 +135,7 @@ def doubts(facts: dict[str, Any]) -> list[str]:
     """Return doubts about the result, a sentence each with what may help."""
     found = []
     held = bool(facts.get("cameras_held"))
-    observations, matches = facts.get("observations_per_image", math.inf), facts.get("matches_per_pair", 0.0)
-    turned = not held and observations < _NO_DEPTH * matches
+    observations, turned = facts.get("observations_per_image", math.inf), facts.get("rotation", 0.0) > TURNED
     if facts["registered"] < _FEW * facts["total"] and not turned:
         matching = "" if facts["matching"] == "exhaustive" else "--matching exhaustive and "
         found.append(
@@ -154,13 +155,15 @@ def doubts(facts: dict[str, Any]) -> list[str]:
             f"points are off by {facts['reprojection_error_px']:.2f} pixels on average: {lens}"
             "--camera-per image if lenses were changed or zoomed"
         )
-    found += few_notes(facts["registered"], 0 if turned else facts["points"], cameras_held=held)
     if turned:
         found.append(
-            f"two images have {matches:.0f} matches in the median, and an image only {observations:.0f} points, so the "
-            "camera turned on the spot, where nothing has parallax: step sideways between images, around the subject"
+            f"a rotation alone explains {100 * facts['rotation']:.0f} % of what two images have in common, in the "
+            "median, so the camera stayed at one place: depths and positions of cameras are made up, and other views "
+            "will look wrong. Step sideways between images, around the subject, instead of turning on the spot"
         )
-    elif observations < _FEW_OBSERVATIONS:
+    else:
+        found += few_notes(facts["registered"], facts["points"], cameras_held=held)
+    if observations < _FEW_OBSERVATIONS and not turned:
         uncertain = "the start is weak" if held else "poses are uncertain"
         found.append(
             f"an image has only {observations:.0f} points on average, so {uncertain}: take "
@@ -174,7 +177,7 @@ def doubts(facts: dict[str, Any]) -> list[str]:
             f"something that moves fills a part of the images, and poses and focal length ({named} pixels) may be its "
             "own: hide it with masks (splat sfm --masks DIR), or leave images of it out"
         )
-    if facts.get("parallax_degrees", math.inf) < _LITTLE_PARALLAX:
+    if facts.get("parallax_degrees", math.inf) < _LITTLE_PARALLAX and not turned:
         found.append(
             f"points are seen under {facts['parallax_degrees']:.1f} degrees of parallax in the median, so depths are "
             "uncertain: step sideways between images, around the subject, instead of turning or zooming"
@@ -203,7 +206,7 @@ def doubts(facts: dict[str, Any]) -> list[str]:
                 else "; hide these pixels with masks, or training puts them into the scene"
             )
         )
-    if facts.get("other_models"):
+    if facts.get("other_models") and not turned:
         own = sum(map(len, facts["other_images"])) if "other_images" in facts else math.inf
         shared = sum(facts["other_models"]) > own
         found.append(

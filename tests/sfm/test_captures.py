@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
+from scipy.ndimage import map_coordinates
 
 from splatcli.cli.commands import run
 from splatcli.config import DataConfig
@@ -18,7 +19,7 @@ from splatcli.scene.read import read_scene
 from splatcli.sfm.mapping import centers_of
 from splatcli.sfm.second_motion import share_of_most
 from tests.cli.tiny import QUICK
-from tests.sfm import corner
+from tests.sfm import corner, panoramas
 from tests.sfm.conftest import write_noise
 
 
@@ -361,3 +362,26 @@ def test_a_figure_that_stands_elsewhere_in_each_photo_is_doubted(tmp_path: Path,
         else:
             assert share < 0.05
             assert "another motion" not in said.err
+
+
+def test_a_camera_that_turns_on_the_spot_is_said_to_stay_at_one_place(tmp_path: Path, monkeypatch, capfd) -> None:
+    """Views of a full turn, whose focal length is not known, become a ring of cameras with small errors."""
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    whole, (width, height), focal = panoramas.image(0), (200, 150), 150.0
+    x, y = np.meshgrid(np.arange(width) + 0.5 - width / 2, np.arange(height) + 0.5 - height / 2)
+    for index in range(30):
+        east = np.arctan2(x, focal) + index * np.radians(12)
+        down = np.arctan2(y, np.hypot(x, focal))
+        column = (east / (2 * np.pi) + 0.5) % 1 * panoramas.WIDTH
+        row = (down / np.pi + 0.5) * panoramas.HEIGHT
+        at = [row - 0.5, column - 0.5]
+        layers = [map_coordinates(whole[..., k], at, order=1, mode="grid-wrap") for k in range(3)]
+        Image.fromarray(np.stack(layers, axis=-1)).save(f"photos/{index:02}.jpg", quality=95)
+    assert run(["sfm", "photos", "-o", "made", "--json"]) == 0
+    said = capfd.readouterr()
+    facts = json.loads(said.out.splitlines()[-1])
+    assert facts["rotation"] > 0.95
+    assert "so the camera stayed at one place" in said.err
+    assert "take more images in between" not in said.err
+    assert not {"matching again", "mapping again", "mapping as fisheye"} & facts["seconds"].keys()
