@@ -15,11 +15,12 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.sfm.matching import pairs_that_hold
 
 #: Pairs that are read, about.
-_PAIRS = 60
+_PAIRS = 120
 #: Distance from where a rotation takes a point that counts as there: in parts of the longer side, and pixels at least.
 _OFF, _LEAST_OFF = 0.004, 1.5
-#: Focal lengths that are tried, in parts of the first guess: of cameras without EXIF, and where all have one.
-_GUESSED, _KNOWN = np.geomspace(0.4, 2.0, 33), np.geomspace(0.88, 1.14, 7)
+#: Focal lengths that are tried, in parts of the first guess: of cameras without EXIF, and where all have one. In parts
+#: of the longer side none is longer than the last: a step over flat ground from far above looks like a turn then.
+_GUESSED, _KNOWN, _LONGEST = np.geomspace(0.4, 1.25, 25), np.geomspace(0.88, 1.14, 7), 1.5
 _ROUNDS = 4
 
 Floats = NDArray[np.float64]
@@ -28,17 +29,25 @@ Floats = NDArray[np.float64]
 def rotation_share(database: Path) -> float:
     """Return the share of a pair's matches that a rotation about the camera's centre explains, the median over pairs.
 
-    Focal lengths are those with which it is largest. Pairs are those that hold, with the matches that do. 0 without.
+    Focal lengths are those with which it is largest. Pairs are those that hold, with the matches that do, and of these
+    the half that moves most, for small steps look like turns. 0 without a pair.
     """
     pairs = sorted(pairs_that_hold(database))
     with pycolmap.Database.open(database) as store:
         cameras = {int(camera.camera_id): camera for camera in store.read_all_cameras()}
         camera_of = {int(image.image_id): cameras[int(image.camera_id)] for image in store.read_all_images()}
+        pairs = [pair for pair in pairs if not any(_is_long(camera_of[number]) for number in pair)]
         matched = [_matched(store, camera_of, pair) for pair in pairs[:: max(1, len(pairs) // _PAIRS)]]
     if not matched:
         return 0.0
+    matched.sort(key=lambda pair: float(np.median(np.linalg.norm(pair[0] - pair[1], axis=1))))
+    matched = matched[len(matched) // 2 :]
     factors = _KNOWN if all(camera.has_prior_focal_length for camera in cameras.values()) else _GUESSED
     return max(float(np.median([_share(*pair, factor) for pair in matched])) for factor in factors)
+
+
+def _is_long(camera: pycolmap.Camera) -> bool:
+    return bool(camera.mean_focal_length() > _LONGEST * max(camera.width, camera.height))
 
 
 def _matched(
