@@ -31,7 +31,7 @@ from splatcli.sfm.fisheye import compared, wide_cameras, with_fisheyes
 from splatcli.sfm.flight_log import Place, flight_log_beside, read_flight_log
 from splatcli.sfm.gaps import find_gaps, folder_of, frame_index, stretches_in
 from splatcli.sfm.images import SfmInput, needs_upright_copy, readable
-from splatcli.sfm.lens import choose_lenses, own_lenses
+from splatcli.sfm.lens import ADJUSTMENTS, choose_lenses, own_lenses
 from splatcli.sfm.mapping import calibrate, name_and_colour, own_images, rig_cameras, run_global_mapper, run_mapper
 from splatcli.sfm.matching import (
     Pair,
@@ -338,11 +338,19 @@ class Job:
         models, constant = mapped.models, rig_cameras(mapped.database)
         kind = {"seed": self.options.seed, "threads": self.threads}
         as_mapped = models[0]
-        models[0], lenses = choose_lenses(models[0], constant=constant, progress=self._phase("lens"), **kind)
+        phase, tries_own = self._phase("lens"), not constant and self.options.camera_per != "image"
+
+        def progress(done: int, total: int) -> None:
+            phase(done, total + tries_own)
+
+        models[0], lenses, before = choose_lenses(models[0], constant=constant, progress=progress, **kind)
         mapped_so = any(is_fisheye_model(fact["start"]) for fact in lenses)
         wide = wide_cameras(models[0], lenses)
-        if not wide and not mapped_so and not constant and self.options.camera_per != "image":
-            own = own_lenses(as_mapped, lenses, constant=constant, **kind)
+        own = None
+        if before is not None and tries_own:
+            if not wide and not mapped_so:
+                own = own_lenses(as_mapped, lenses, before, constant=constant, **kind)
+            phase(ADJUSTMENTS + 1, ADJUSTMENTS + 1)
             if own is not None:
                 zoomed = {fact["camera"] for fact in own[1]}
                 return [own[0], *models[1:]], [fact for fact in lenses if fact["camera"] not in zoomed], own[1]

@@ -25,6 +25,8 @@ from splatcli.sfm.options import is_fisheye_model
 
 #: The models that are tried, from the fewest parameters to the most.
 CANDIDATES = ("RADIAL", "OPENCV", "OPENCV_FISHEYE", "FULL_OPENCV", "THIN_PRISM_FISHEYE")
+#: Adjustments that choose_lenses() counts: that of the model as it is, one of each candidate, and the choice.
+ADJUSTMENTS = len(CANDIDATES) + 2
 #: Tracks that one observation can be withheld of: three others still fix the point well.
 _TRACK = 4
 #: Share of these tracks of which one observation is withheld, and how many there are at most.
@@ -78,9 +80,10 @@ class Trial:
 
 def choose_lenses(
     model: pycolmap.Reconstruction, *, constant: set[int], seed: int, threads: int, progress: Progress
-) -> tuple[pycolmap.Reconstruction, list[dict[str, Any]]]:
-    """Return the model with the lens models that held-out observations ask for, and a report of each camera.
+) -> tuple[pycolmap.Reconstruction, list[dict[str, Any]], Trial | None]:
+    """Return the model with the lens models that held-out observations ask for, a report of each camera, and a trial.
 
+    That is the one of the model as it is; None, with an empty report, where there are too few observations.
     constant: cameras whose lens is exact and stays. The model itself is returned, untouched, where nothing is better.
     """
     images = _images_of(model, constant)
@@ -91,19 +94,18 @@ def choose_lenses(
         if len(used) >= _MIN_IMAGES and np.count_nonzero(withheld.of(used)) >= _MIN_WITHHELD
     }
     if not tested:
-        return model, []
-    total = len(CANDIDATES) + 2
-    progress(0, total)
+        return model, [], None
+    progress(0, ADJUSTMENTS)
 
     def attempt(lenses: Lenses) -> Trial:
         return _attempt(model, lenses, withheld, constant, threads)
 
     before = attempt({})
-    progress(1, total)
+    progress(1, ADJUSTMENTS)
     trials: dict[str, Trial] = {}
     for done, name in enumerate(CANDIDATES, 2):
         trials[name] = attempt(dict.fromkeys(tested, name))
-        progress(done, total)
+        progress(done, ADJUSTMENTS)
     report = [
         _decide(model.camera(camera), len(used), before, trials, withheld, used, seed)
         for camera, used in sorted(tested.items())
@@ -123,8 +125,8 @@ def choose_lenses(
                 fact.update(model=fact["start"], kept=reason or "it gains nothing beside the other cameras' lenses")
     for fact in report:
         fact["error_px"] = float(last.errors[withheld.of(tested[fact["camera"]])].mean())
-    progress(total, total)
-    return found, report
+    progress(ADJUSTMENTS, ADJUSTMENTS)
+    return found, report, before
 
 
 def _without_the_idle(
@@ -236,6 +238,7 @@ def withheld_errors(
 def own_lenses(
     model: pycolmap.Reconstruction,
     lenses: list[dict[str, Any]],
+    before: Trial,
     *,
     constant: set[int],
     seed: int,
@@ -245,14 +248,13 @@ def own_lenses(
 
     Withheld observations must be predicted clearly better than by any lens that all images of the camera share. A
     camera whose focal length EXIF tells is not tried: it has the images of one focal length.
-    lenses: the report of choose_lenses() on the model. constant: as there.
+    lenses, before: as choose_lenses() returned them for the model. constant: as there.
     """
     images = _images_of(model, constant)
     withheld = _withhold(model, {image for used in images.values() for image in used}, seed)
     asked = [fact for fact in lenses if not model.camera(fact["camera"]).has_prior_focal_length]
     if not asked:
         return None
-    before = _attempt(model, {}, withheld, constant, threads)
     after = _attempt(_split(model, {fact["camera"] for fact in asked}), {}, withheld, constant, threads)
     facts = []
     for fact in asked:

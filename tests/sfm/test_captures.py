@@ -258,7 +258,8 @@ def test_a_zoom_without_exif_gives_each_image_its_own_focal_length(tmp_path: Pat
         picture.resize(tuple(size), Image.Resampling.LANCZOS, box=tuple(box)).save(f"photos/{index}.jpg", quality=95)
     assert run(["sfm", "photos", "-o", "made", "--json"]) == 0
     said = capfd.readouterr()
-    facts = json.loads(said.out.splitlines()[-1])
+    *events, facts = map(json.loads, said.out.splitlines())
+    assert events[-1] == {"event": "sfm", "phase": "lens", "done": 8, "total": 8}  # with that of a lens for each image
     assert (facts["registered"], [fact["images"] for fact in facts["zoomed"]]) == (9, [9])
     assert "the focal length changes from image to image" in said.err
     model = pycolmap.Reconstruction("made/sparse/0")

@@ -46,7 +46,7 @@ def mapped(
 
 
 def choose(model: pycolmap.Reconstruction, constant: set[int] = frozenset()):
-    return choose_lenses(model, constant=set(constant), seed=42, threads=1, progress=lambda *_: None)
+    return choose_lenses(model, constant=set(constant), seed=42, threads=1, progress=lambda *_: None)[:2]
 
 
 def camera(model: str, params: list[float]) -> pycolmap.Camera:
@@ -75,8 +75,9 @@ def test_the_lens_that_is_there_is_found(name: str) -> None:
 def test_a_lens_that_no_image_zooms_is_shared(name: str) -> None:
     """Also where SIMPLE_RADIAL does not follow it, so that a lens for each image predicts better than one."""
     model = mapped([(name, KNOWN[name])])
-    _, lenses = choose(model)
-    assert own_lenses(model, lenses, constant=set(), seed=42, threads=1) is None
+    _, lenses, before = choose_lenses(model, constant=set(), seed=42, threads=1, progress=lambda *_: None)
+    assert before is not None
+    assert own_lenses(model, lenses, before, constant=set(), seed=42, threads=1) is None
 
 
 @pytest.mark.parametrize(
