@@ -792,8 +792,8 @@ class Job:
             return
         if self.rotation > TURNED:
             raise self._hopeless(
-                f"{registered or 'none'} of the {len(names)} images could be registered: a rotation alone explains what "
-                "they have in common, so the camera stayed at one place",
+                f"{registered or 'none'} of the {len(names)} images could be registered: a rotation alone explains "
+                "what they have in common, so the camera stayed at one place",
                 "step sideways between images, around the subject, instead of turning on the spot",
             )
         raise self._hopeless(
