@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -31,6 +31,7 @@ from splatcli.scene.masks import check_mask, read_mask
 from splatcli.sfm.images import orientation_of
 from splatcli.sfm.options import COLOURS, SMALLER, CameraPer, SfmOptions
 from splatcli.sfm.panorama import FACES, face_camera, face_from_rig
+from splatcli.sfm.phases import Progress
 
 #: prctl(2): the signal that a process gets when the one that made it ends.
 _PR_SET_PDEATHSIG = 1
@@ -43,7 +44,6 @@ _TAILS, _LOW_CONTRAST = (0.5, 99.5), 128
 #: Images whose features are committed together: what a process that is killed may lose.
 _COMMITTED = 16
 
-Progress = Callable[[int, int], None]
 #: Pixels at top, bottom, left and right.
 Border = tuple[int, int, int, int]
 

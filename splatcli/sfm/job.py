@@ -1,36 +1,30 @@
-"""Job: one reconstruction from images to a model on disk, step by step, in the worker process."""
+"""Job: one reconstruction from prepared images to a model on disk, step by step, in the worker process."""
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
-import time
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from splatcli.checkpoint.atomic import sync
-from splatcli.errors import OutputError, SceneError, SplatError, UsageError
+from splatcli.errors import OutputError, SceneError
 from splatcli.progress import Listener
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.colmap import check_written
-from splatcli.scene.decode import Header
 from splatcli.scene.images import max_pixels
 from splatcli.sfm.align import Alignment
 from splatcli.sfm.features import Border, SfmImage, Stored, extract
 from splatcli.sfm.fisheye import compared, wide_cameras, with_fisheyes
 from splatcli.sfm.flight_log import Place, flight_log_beside, read_flight_log
 from splatcli.sfm.gaps import find_gaps, folder_of, frame_index, stretches_in
-from splatcli.sfm.images import SfmInput, needs_upright_copy, readable
+from splatcli.sfm.images import SfmInput, readable
 from splatcli.sfm.lens import ADJUSTMENTS, choose_lenses, own_lenses
 from splatcli.sfm.mapping import calibrate, name_and_colour, own_images, rig_cameras, run_global_mapper, run_mapper
 from splatcli.sfm.matching import (
@@ -50,18 +44,14 @@ from splatcli.sfm.options import (
     AUTO,
     COLOURS,
     FISHEYE,
-    LOCK,
     MIN_IMAGES,
-    MOST_FRAMES,
-    PANORAMA_FRAMES,
-    PANORAMAS,
     STATIONARY,
-    VIDEO_FRAMES,
     Matching,
     SfmOptions,
     is_fisheye_model,
 )
-from splatcli.sfm.panorama import are_panoramas, face_camera, is_panorama, write_faces, write_masks
+from splatcli.sfm.phases import Phases
+from splatcli.sfm.prepare import Prepared, check_count, prepare, reasons
 from splatcli.sfm.report import TURNED, model_facts, versions
 from splatcli.sfm.rotation import rotation_share
 from splatcli.sfm.second_motion import second_motion
@@ -75,8 +65,7 @@ from splatcli.sfm.static_masks import (
 )
 from splatcli.sfm.stationary import Places, boxes_of, drop_stationary, find_stationary
 from splatcli.sfm.triangulate import hold_lenses, pairs_by_pose, triangulate
-from splatcli.sfm.upright import write_upright, write_upright_mask
-from splatcli.sfm.video import Video, read_video, shares, sharpest, sharpness, write_frames, write_more_frames
+from splatcli.sfm.video import write_more_frames
 
 #: Share of the images that may lack in a model without a try of fisheyes, and that these must register more.
 _FEW_LACKING = 0.1
@@ -116,46 +105,54 @@ class StaticParts:
     dropped: Places
 
 
+def reconstruct(
+    inputs: SfmInput, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, progress: Listener
+) -> dict[str, Any]:
+    """Make a model of images or videos; return the facts of the report. Raises SplatError.
+
+    folder: exists; receives images/, sparse/0/ and, in work/, what is thrown away. What a call of the same images and
+    options left in work/ is used, everything else there is removed.
+    """
+    phases = Phases(progress)
+    prepared = prepare(inputs, options, folder, threads=threads, phases=phases)
+    return Job(prepared, inputs, options, folder, threads=threads, gpu=gpu, phases=phases).run()
+
+
 class Job:
-    """One reconstruction, step by step."""
+    """One reconstruction from features to models on disk, step by step."""
 
     def __init__(
-        self, inputs: SfmInput, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, progress: Listener
+        self,
+        prepared: Prepared,
+        inputs: SfmInput,
+        options: SfmOptions,
+        folder: Path,
+        *,
+        threads: int,
+        gpu: bool,
+        phases: Phases,
     ) -> None:
-        """Set up a Job. folder: exists; receives images/, sparse/0/ and, in work/, what is thrown away.
-
-        What a Job of the same images and options left in work/ is used, everything else there is removed.
-        """
+        """Set up a Job. prepared: what prepare() returned for ``inputs``, ``options`` and ``folder``."""
+        self.prepared = prepared
         self.inputs = inputs
         self.options = options
         self.folder = folder
         self.threads = threads
         self.gpu = gpu
-        self.seconds: dict[str, float] = {}
-        self.unreadable: dict[str, str] = {}
-        self.panoramas: list[str] = []
-        self.upright_copies: list[str] = []
-        self.videos: dict[str, Video] = {}
+        self.phases = phases
         self.borders: dict[str, Border] = {}
         self.rotation = 0.0
-        self._progress = progress
-        self._since = time.monotonic()
 
     def run(self) -> dict[str, Any]:
         """Run all steps; return the facts of the report. Raises SplatError."""
         pycolmap.set_random_seed(self.options.seed)
-        work = self.folder / "work"
-        work.mkdir(exist_ok=True)
-        frames = self._known_frames()
-        remove_unfinished(self.folder, keep_images=frames is not None)
-        (self.folder / "images").mkdir(exist_ok=True)
-        images = self._without_borders(self._images(frames))
-        database = work / "database.db"
+        images = self._without_borders(self.prepared.images)
+        database = self.folder / "work" / "database.db"
         stored, bad = extract(
-            database, images, self.options, threads=self.threads, gpu=self.gpu, progress=self._phase("features")
+            database, images, self.options, threads=self.threads, gpu=self.gpu, progress=self.phases.start("features")
         )
-        self._leave_out(bad)
-        self._check_count([item.image.name for item in stored])
+        unreadable = {**self.prepared.unreadable, **reasons(bad)}
+        check_count(self.inputs, [item.image.name for item in stored], unreadable)
         keys = keys_of(stored, images)
         static, static_facts = self._find_static_parts(database, stored)
         stored = drop_stationary(database, stored, keys, static.dropped, self.options.max_image_size)
@@ -204,22 +201,22 @@ class Job:
             "matches_per_pair": float(np.median(matches_that_hold(mapped.database) or [0])),
             "added_frames": added,
             "retried": retried,
-            "unreadable": self.unreadable,
+            "unreadable": unreadable,
             **static_facts,
             "borders": self._border_facts(stored),
-            "panoramas": self.panoramas,
-            "upright_copies": self.upright_copies,
+            "panoramas": self.prepared.panoramas,
+            "upright_copies": self.prepared.upright_copies,
             "masks": masks or made,
             "static_masks": made > 0,
-            "seconds": {phase: round(spent, 2) for phase, spent in self.seconds.items()},
+            "seconds": {phase: round(spent, 2) for phase, spent in self.phases.seconds.items()},
             "threads": self.threads,
             "gpu": self.gpu,
             "videos": [
                 {
                     "name": name,
                     "frames": len(frames),
-                    "most": self._most_frames()[name],
-                    "hdr": self.videos[name].colour.hdr,
+                    "most": self.prepared.most_frames[name],
+                    "hdr": self.prepared.videos[name].colour.hdr,
                 }
                 for name, frames in self._frames_of_videos(stored).items()
             ],
@@ -230,7 +227,7 @@ class Job:
         """Return the frames in use of each video that can be read, by its name."""
         folders = self.inputs.frame_folders
         used = {item.image.panorama[0] if item.image.panorama else item.image.name for item in stored}
-        return {name: [frame for frame in used if folder_of(frame) == folders[name]] for name in self.videos}
+        return {name: [frame for frame in used if folder_of(frame) == folders[name]] for name in self.prepared.videos}
 
     def _how_to_match(self, count: int) -> Matching:
         """Return how images are chosen for matching, ``count`` of them, where no poses are known."""
@@ -267,13 +264,13 @@ class Job:
                 self.options.cameras,
                 seed=self.options.seed,
                 threads=self.threads,
-                progress=self._phase("triangulation"),
+                progress=self.phases.start("triangulation"),
             )
             return replace(matched, models=[model]), None, None
         mapped, added = replace(matched, models=self._map("mapping", database, folder, len(stored))), None
         if self.rotation > TURNED:  # more images would bring no depth
             return mapped, None, None
-        if self.inputs.is_video and not self.panoramas:
+        if self.inputs.is_video and not self.prepared.panoramas:
             mapped, added = self._fill_gaps(mapped, images, self._how_to_match(len(stored)), places)
         mapped, retried = self._retry(mapped)
         return self._try_fisheyes(mapped), added, retried
@@ -287,7 +284,7 @@ class Job:
                 {item.number: item.colours for item in stored},
             )
         recorded = self._recorded_positions(stored)
-        aligned = Alignment(self.inputs, self.options, self.folder, self.panoramas, recorded).apply(models[0])
+        aligned = Alignment(self.inputs, self.options, self.folder, self.prepared.panoramas, recorded).apply(models[0])
         for number, model in enumerate(models):
             self._write(model, number)
         return aligned
@@ -296,7 +293,7 @@ class Job:
         """Return the positions of the frames of videos that have a flight log beside them."""
         found: dict[str, Place] = {}
         for name, frames in self._frames_of_videos(stored).items():
-            video = self.videos[name]
+            video = self.prepared.videos[name]
             file = flight_log_beside(video.path)
             log = None if file is None else read_flight_log(file)
             if log is not None and video.frames and video.seconds:
@@ -305,7 +302,7 @@ class Job:
         return found
 
     def _map(self, phase: str, database: Path, folder: Path, total: int) -> list[pycolmap.Reconstruction]:
-        seed, progress = self.options.seed, self._phase(phase)
+        seed, progress = self.options.seed, self.phases.start(phase)
         if self.options.mapper == "global":
             calibrate(database, seed)
         if is_fisheye_model(self.options.mapped_model):
@@ -338,7 +335,7 @@ class Job:
         models, constant = mapped.models, rig_cameras(mapped.database)
         kind = {"seed": self.options.seed, "threads": self.threads}
         as_mapped = models[0]
-        phase, tries_own = self._phase("lens"), not constant and self.options.camera_per != "image"
+        phase, tries_own = self.phases.start("lens"), not constant and self.options.camera_per != "image"
 
         def progress(done: int, total: int) -> None:
             phase(done, total + tries_own)
@@ -374,7 +371,7 @@ class Job:
         return replace(mapped, database=database, models=models)
 
     def _match(self, phase: str, database: Path, keys: list[str], pairs: list[Pair]) -> int:
-        seed, progress = self.options.seed, self._phase(phase)
+        seed, progress = self.options.seed, self.phases.start(phase)
         return match(database, keys, pairs, seed=seed, threads=self.threads, gpu=self.gpu, progress=progress)
 
     def _find_static_parts(
@@ -433,7 +430,7 @@ class Job:
     def _write_static_masks(self, images: list[SfmImage], static: StaticParts) -> int:
         """Write masks/ of borders and of what stands still in the images, which lie in images/ now; return how many."""
         there = [replace(image, path=self.folder / "images" / image.name) for image in images]
-        folder, phase = self.folder / "masks", self._phase("masks")
+        folder, phase = self.folder / "masks", self.phases.start("masks")
         return write_static_masks(there, static.regions, folder, phase, self.threads, static.overlays)
 
     def _fill_gaps(
@@ -453,11 +450,11 @@ class Job:
         folder = self.folder / "work" / "gaps"
         folder.mkdir()
         names: list[str] = []
-        phase = self._phase("more frames")
+        phase = self.phases.start("more frames")
         for name, within in self.inputs.frame_folders.items():
             if within in stretches:
                 (folder / within).mkdir(parents=True, exist_ok=True)
-                more_of = write_more_frames(self.videos[name], folder / within, stretches[within], phase)
+                more_of = write_more_frames(self.prepared.videos[name], folder / within, stretches[within], phase)
                 names += [str(PurePosixPath(within, frame)) for frame in more_of]
         headers, _ = readable(SfmInput(folder, tuple(names)), max_pixels(None))
         more = [SfmImage.of(name, folder, header) for name, header in headers.items()]
@@ -470,7 +467,7 @@ class Job:
         shutil.copytree(first.database.with_name(COLOURS), database.with_name(COLOURS))
         # The database names images by their place in this list, so new ones are at its end.
         everything = [*images, *more]
-        progress = self._phase("more features")
+        progress = self.phases.start("more features")
         stored, _ = extract(database, everything, self.options, threads=self.threads, gpu=self.gpu, progress=progress)
         keys = keys_of(stored, everything)
         stored = drop_stationary(database, stored, keys, places, self.options.max_image_size)
@@ -522,7 +519,7 @@ class Job:
             seed=self.options.seed,
             threads=self.threads,
             gpu=self.gpu,
-            progress=self._phase("matching again"),
+            progress=self.phases.start("matching again"),
         )
         tried = self._pairs_to_retry(mapped, database, lacking)
         # What images of one smaller model have in common joins them with the largest only if another pair does.
@@ -555,236 +552,6 @@ class Job:
         if others:
             self._match("matching more", database, keys, others)
         return pairs_with_matches(database, keys, pairs)
-
-    def _phase(self, name: str) -> Callable[[int, int], None]:
-        """End the phase before; return the progress callback of the new one. A phase lasts until its last call."""
-        self._since = time.monotonic()
-
-        def progress(done: int, total: int) -> None:
-            self.seconds[name] = time.monotonic() - self._since
-            self._progress(name, done, total)
-
-        return progress
-
-    @property
-    def _frame_list(self) -> Path:
-        return self.folder / "work" / "frames.json"
-
-    def _known_frames(self) -> list[str] | None:
-        """Return the frames of the video that an earlier Job wrote, if it wrote all."""
-        try:
-            names: list[str] = json.loads(self._frame_list.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        folders = (self.folder / "images", self._apart)
-        return names if all(any((folder / name).is_file() for folder in folders) for name in names) else None
-
-    @property
-    def _apart(self) -> Path:
-        """The folder of frames that are panoramas, whose faces lie in images/."""
-        return self.folder / "work" / PANORAMAS
-
-    def _images(self, frames: list[str] | None) -> list[SfmImage]:
-        """Return the images to work on, in name order; they lie in, or are linked from, images/ then.
-
-        frames: those of a video that are there already.
-        """
-        inputs = self.inputs
-        if inputs.is_video:
-            names = self._frames(frames)
-            self._check_count(names)
-            spherical = tuple(name for name in names if (self._apart / name).is_file())
-            inputs = SfmInput(self.folder / "images", tuple(name for name in names if name not in spherical))
-        headers, bad = readable(inputs, max_pixels(None))
-        cameras = self.options.cameras
-        if cameras is not None:
-            headers = {name: header for name, header in headers.items() if name in cameras}
-        panoramas: list[SfmImage] = []
-        if self.inputs.is_video:
-            apart = SfmInput(self._apart, spherical)
-            panoramas = self._faces(apart, readable(apart, max_pixels(None))[0], bad)
-        elif cameras is None:
-            panoramas = self._panoramas(inputs, headers, bad)
-        self._leave_out(bad)
-        images = [SfmImage.of(name, inputs.path, header, inputs.mask(name)) for name, header in headers.items()]
-        if not self.inputs.is_video and self.options.frames is not None and self.options.frames < len(images):
-            images = self._sharpest(images, self.options.frames)
-        self._check_count([image.name for image in [*images, *panoramas]])
-        if not self.inputs.is_video:
-            found = headers.items() if cameras is None else ()
-            turned = {name: header.orientation for name, header in found if needs_upright_copy(header)}
-            images = self._put_in(images, turned)
-            self._check_count([image.name for image in [*images, *panoramas]])
-        return sorted([*images, *panoramas], key=lambda image: image.name)
-
-    def _put_in(self, images: list[SfmImage], turned: dict[str, int]) -> list[SfmImage]:
-        """Link the images and their masks into the folder, those of ``turned`` as upright copies; return all.
-
-        turned: names -> EXIF's orientation.
-        """
-        found: dict[str, SfmImage] = {}
-        copied = []
-        for image in images:
-            if image.name in turned:
-                copied.append(image)
-                continue
-            link(image.path, self.folder / "images" / image.name)
-            if image.mask is not None:
-                link(image.mask, self.folder / "masks" / self.inputs.masks[image.name])
-            found[image.name] = image
-
-        def copy(image: SfmImage) -> SfmImage | SceneError:
-            place, orientation = self.folder / "images" / image.name, turned[image.name]
-            mask = None if image.mask is None else self.folder / "masks" / self.inputs.masks[image.name]
-            try:
-                write_upright(image.path, orientation, place)
-                if image.mask is not None and mask is not None:
-                    write_upright_mask(image.mask, orientation, mask)
-            except SceneError as problem:
-                place.unlink(missing_ok=True)
-                return problem
-            return replace(image, path=place, mask=mask)
-
-        if copied:
-            progress = self._phase("upright copies")
-            with ThreadPoolExecutor(self.threads) as pool:
-                for done, (image, made) in enumerate(zip(copied, pool.map(copy, copied), strict=True), start=1):
-                    if isinstance(made, SceneError):
-                        self._leave_out({image.name: made})
-                    else:
-                        found[image.name] = made
-                        self.upright_copies.append(image.name)
-                    progress(done, len(copied))
-        return list(found.values())
-
-    def _frames(self, known: list[str] | None) -> list[str]:
-        """Write frames of the videos to images/, and return their names; those that are there already, where known."""
-        inputs = self.inputs
-        for name in inputs.videos:
-            try:
-                self.videos[name] = read_video(inputs.path / name)
-            except SceneError as problem:
-                if len(inputs.videos) == 1:
-                    raise
-                self.unreadable[name] = problem.what
-        if not self.videos:
-            first, reason = next(iter(self.unreadable.items()))
-            raise SceneError(
-                f"none of the {len(inputs.videos)} videos can be read; the first, {first}, {reason}",
-                where=inputs.path,
-                remedy="try them in a player; copy them again",
-            )
-        if known is None:
-            most = self._most_frames()
-            by_folder = {inputs.frame_folders[name]: (video, most[name]) for name, video in self.videos.items()}
-            written = write_frames(by_folder, self.folder / "images", self._phase("frames"))
-            names = self._set_panoramas_apart(written)
-        else:
-            names = known
-        self._frame_list.write_text(json.dumps(names), encoding="utf-8")
-        images, there = self.folder / "images", set(names)
-        for path in list(images.rglob("*")):
-            if path.is_file() and path.relative_to(images).as_posix() not in there:
-                path.unlink()  # a Job that was stopped had added it
-        for path in sorted(images.rglob("*"), reverse=True):
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
-        return names
-
-    def _most_frames(self) -> dict[str, int]:
-        """Return how many frames each video that can be read may give: its share, and no more than it has."""
-        most = self.options.frames or min(VIDEO_FRAMES * len(self.videos), MOST_FRAMES)
-        each = shares(most, [video.seconds for video in self.videos.values()])
-        return {
-            name: min(share, self.videos[name].frames or share) for name, share in zip(self.videos, each, strict=True)
-        }
-
-    def _set_panoramas_apart(self, frames: list[str]) -> list[str]:
-        """Move frames of videos that show panoramas out of images/, fewer by default; return the frames to work on."""
-        shutil.rmtree(self._apart, ignore_errors=True)
-        images, kept = self.folder / "images", []
-        for folder, of_one in groupby(frames, key=folder_of):
-            names = list(of_one)
-            if not are_panoramas([images / name for name in names]):
-                kept += names
-                continue
-            most = min(len(names), len(names) if self.options.frames else PANORAMA_FRAMES)
-            names = [names[(2 * i + 1) * len(names) // (2 * most)] for i in range(most)]
-            (self._apart / folder).mkdir(parents=True)
-            for name in names:
-                (images / name).rename(self._apart / name)
-            kept += names
-        return kept
-
-    def _panoramas(self, inputs: SfmInput, headers: dict[str, Header], bad: dict[str, SplatError]) -> list[SfmImage]:
-        """Write the faces of panoramas and return them; take the panoramas out of ``headers``."""
-        found: dict[str, Header] = {}
-        for name, header in list(headers.items()):
-            try:
-                if is_panorama(inputs.path / name, header):
-                    found[name] = headers.pop(name)
-            except SceneError as problem:
-                bad[name] = problem
-                del headers[name]
-        return self._faces(inputs, found, bad)
-
-    def _faces(self, inputs: SfmInput, headers: dict[str, Header], bad: dict[str, SplatError]) -> list[SfmImage]:
-        """Write the faces of the panoramas ``headers`` of ``inputs``, and return them."""
-        faces: list[SfmImage] = []
-        for name, header in headers.items():
-            if self.options.mapper == "global":
-                raise UsageError(
-                    f"{name} is a panorama, which needs the incremental mapper",
-                    where="--mapper",
-                    remedy="leave out --mapper global, or the panorama",
-                )
-            try:
-                written = write_faces(inputs.path / name, self.folder / "images" / name)
-                mask = inputs.mask(name)
-                place = self.folder / "masks" / name
-                masks = [] if mask is None else write_masks(mask, header.width, header.height, place)
-            except SceneError as problem:
-                bad[name] = problem
-                continue
-            self.panoramas.append(name)
-            lens = face_camera(header.width)
-            size = int(lens.width), int(lens.height)
-            for i, file in enumerate(written):
-                of = (name, header.width, i)
-                mask_of = masks[i] if masks else None
-                faces.append(SfmImage(f"{name}/{file.name}", file, 1, *size, mask_of, 1, of))
-        return faces
-
-    def _sharpest(self, images: list[SfmImage], count: int) -> list[SfmImage]:
-        from splatcli.scene.decode import decode_rgb
-
-        progress = self._phase("frames")
-
-        def score(index: int, image: SfmImage) -> float:
-            progress(index + 1, len(images))
-            try:
-                return sharpness(decode_rgb(image.path, (0, 0, 0)))
-            except SplatError:
-                return 0.0  # is reported when features are looked for, if nothing better is near it
-
-        return list(sharpest(((p, score(i, p)) for i, p in enumerate(images)), len(images), count))
-
-    def _leave_out(self, bad: dict[str, SplatError]) -> None:
-        self.unreadable.update({name: problem.what for name, problem in bad.items()})
-
-    def _check_count(self, names: list[str]) -> None:
-        if len(names) >= MIN_IMAGES:
-            return
-        kind = "frames" if self.inputs.is_video else "images"
-        first = next(iter(self.unreadable.items()), None)
-        others = "" if first is None else f"; {len(self.unreadable)} cannot be read, {first[0]}: {first[1]}"
-        total = len(names) + len(self.unreadable)
-        have = f"only {len(names)} of {total}" if names else f"none of the {total}"
-        raise SceneError(
-            f"{have} {kind} can be used, at least {MIN_IMAGES} are needed{others}",
-            where=self.inputs.path,
-            remedy="add images that can be read" if kind == "images" else "use a longer video",
-        )
 
     def _check_models(self, models: list[pycolmap.Reconstruction], names: list[str]) -> None:
         registered = models[0].num_reg_images() if models else 0
@@ -837,44 +604,3 @@ def keys_of(stored: list[Stored], images: list[SfmImage]) -> list[str]:
     """Return the names in the database: the places in ``images``, whose own names are distinct."""
     places = {image.name: str(place) for place, image in enumerate(images)}
     return [places[item.image.name] for item in stored]
-
-
-def remove_unfinished(folder: Path, *, keep_images: bool) -> None:
-    """Remove from a Job's folder all that a later one makes anew: not features and matches, nor images if kept."""
-    kept = {
-        folder / "key.json",
-        folder / "log",
-        folder / LOCK,
-        folder / "work",
-        *([folder / "images"] if keep_images else []),
-    }
-    stored = (
-        "database.db",
-        "database.db-journal",
-        "database.db-wal",
-        "database.db-shm",
-        COLOURS,
-        "frames.json",
-        PANORAMAS,
-        STATIONARY,
-    )
-    for path in [*folder.iterdir(), *(folder / "work").iterdir()]:
-        if path in kept or (path.parent.name == "work" and path.name in stored):
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
-def link(image: Path, place: Path) -> None:
-    """Give an image a second name, which takes no room and survives a move of either folder; else a symbolic link.
-
-    A second name is not possible on another file system, and on some systems for files of somebody else.
-    """
-    place.parent.mkdir(parents=True, exist_ok=True)
-    real = image.resolve()
-    try:
-        os.link(real, place)
-    except OSError:
-        place.symlink_to(real)

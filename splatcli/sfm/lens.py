@@ -22,6 +22,7 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import MAX_ANGLE
 from splatcli.scene.undistort import FieldOfView, camera_of, check_lens
 from splatcli.sfm.options import is_fisheye_model
+from splatcli.sfm.phases import Progress
 
 #: The models that are tried, from the fewest parameters to the most.
 CANDIDATES = ("RADIAL", "OPENCV", "OPENCV_FISHEYE", "FULL_OPENCV", "THIN_PRISM_FISHEYE")
@@ -51,7 +52,6 @@ _SLOWEST, _FASTEST = 0.2, 5.0
 _MISS = 0.5
 
 Lenses = dict[int, str]
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from splatcli.errors import OutputError, SplatError
 from splatcli.sfm.features import die_with_parent
 from splatcli.sfm.images import SfmInput
-from splatcli.sfm.job import Job
+from splatcli.sfm.job import reconstruct
 from splatcli.sfm.options import SfmOptions
 
 
@@ -44,8 +44,8 @@ def main() -> None:
     try:
         options = SfmOptions(**request["options"])
         folder = Path(request["folder"])
-        job = Job(inputs, options, folder, threads=request["threads"], gpu=request["gpu"], progress=progress)
-        _say(lines, {"facts": job.run()})
+        facts = reconstruct(inputs, options, folder, threads=request["threads"], gpu=request["gpu"], progress=progress)
+        _say(lines, {"facts": facts})
     except SplatError as problem:
         _say(lines, {"error": problem.as_dict()})
     except OSError as error:

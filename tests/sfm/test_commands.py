@@ -13,7 +13,7 @@ import pytest
 from splatcli.cli.commands import run
 from splatcli.cli.sfm import _COUNTED
 from splatcli.scene.read import has_images_only
-from splatcli.sfm import job
+from splatcli.sfm import job, prepare
 from splatcli.sfm.run import SfmResult
 from tests.cli.tiny import QUICK
 from tests.sfm.conftest import NUM_IMAGES, write_noise
@@ -150,7 +150,7 @@ def test_images_beside_a_trace_of_cameras_are_a_scene(file: str, only: bool, tmp
 
 
 def test_progress_of_each_phase_says_what_is_counted() -> None:
-    source = Path(job.__file__).read_text(encoding="utf-8")
-    phases = set(re.findall(r'_(?:phase|map|match)\(\s*"([a-z ]+)"', source))
-    assert {"features", "matching", "mapping", "masks"} <= phases
+    source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in (prepare, job))
+    phases = set(re.findall(r'(?:phases\.start|_map|_match)\(\s*"([a-z ]+)"', source))
+    assert {"frames", "upright copies", "features", "matching", "mapping", "masks"} <= phases
     assert phases <= _COUNTED.keys()

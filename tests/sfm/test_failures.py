@@ -19,8 +19,10 @@ from splatcli.cli.commands import run
 from splatcli.errors import OutputError, ResourceError, SceneError
 from splatcli.sfm import features, process
 from splatcli.sfm.images import SfmInput, find_input, readable
-from splatcli.sfm.job import Job
+from splatcli.sfm.job import Job, reconstruct
 from splatcli.sfm.options import SfmOptions
+from splatcli.sfm.phases import Phases
+from splatcli.sfm.prepare import prepare
 from splatcli.sfm.process import crashed, run_worker
 from tests.scene import made
 from tests.sfm import corner
@@ -78,7 +80,7 @@ def test_images_that_do_not_suffice(harm: Callable[[Path], object], says: str, t
     folder.mkdir()
     harm(images)
     with pytest.raises(SceneError) as caught:
-        Job(find_input(images), SfmOptions(), folder, threads=1, gpu=False, progress=lambda *_: None).run()
+        reconstruct(find_input(images), SfmOptions(), folder, threads=1, gpu=False, progress=lambda *_: None)
     assert says in str(caught.value)
     assert caught.value.remedy
     assert str(tmp_path) in str(caught.value.where)
@@ -203,7 +205,10 @@ def test_a_model_that_a_full_disk_cuts_is_not_taken_for_whole(kind: str, tmp_pat
             file = made.write_model(folder, made.reconstruction()) / f"{kind}.bin"
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
-    job = Job(find_input(images), SfmOptions(), tmp_path, threads=1, gpu=False, progress=lambda *_: None)
+    inputs, folder, phases = find_input(images), tmp_path / "scene", Phases(lambda *_: None)
+    folder.mkdir()
+    prepared = prepare(inputs, SfmOptions(), folder, threads=1, phases=phases)
+    job = Job(prepared, inputs, SfmOptions(), folder, threads=1, gpu=False, phases=phases)
     with pytest.raises(OutputError, match=rf"disk full\?\): {kind}\.bin") as caught:
         job._write(Model(), 0)  # type: ignore[arg-type]
     assert "free some space" in str(caught.value.remedy)
@@ -220,9 +225,8 @@ def test_a_killed_process_that_looks_for_features_is_not_waited_for(
     monkeypatch.setattr(features, "_features_of", killed)
     images = write_noise(tmp_path / "photos", 3)
     (tmp_path / "made").mkdir()
-    job = Job(find_input(images), SfmOptions(), tmp_path / "made", threads=2, gpu=False, progress=lambda *_: None)
     with pytest.raises(ResourceError, match="was killed, most likely because the machine ran out of memory"):
-        job.run()
+        reconstruct(find_input(images), SfmOptions(), tmp_path / "made", threads=2, gpu=False, progress=lambda *_: None)
 
 
 def test_a_worker_that_ends_before_it_has_read_a_long_request(tmp_path: Path, worker) -> None:

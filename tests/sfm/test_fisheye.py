@@ -19,6 +19,8 @@ from splatcli.sfm.fisheye import compared, wide_cameras, with_fisheyes
 from splatcli.sfm.images import SfmInput
 from splatcli.sfm.job import Job, Mapped
 from splatcli.sfm.options import SfmOptions
+from splatcli.sfm.phases import Phases
+from splatcli.sfm.prepare import Prepared
 from tests.sfm import corner
 from tests.sfm.lenses import reconstruct
 
@@ -95,7 +97,8 @@ def test_fisheyes_are_tried_for_lacking_images_and_for_the_lens(
     with pycolmap.Database.open(database) as store:
         store.write_camera(pycolmap.Camera.create_from_model_name(0, "SIMPLE_RADIAL", 500.0, 640, 480))
     monkeypatch.setattr(job, "run_mapper", lambda database, folder, **_: folder.mkdir() or [])
-    fisheye_job = Job(SfmInput(tmp_path), SfmOptions(), tmp_path, threads=1, gpu=False, progress=lambda *_: None)
+    prepared, phases = Prepared([], {}, {}, [], [], {}), Phases(lambda *_: None)
+    fisheye_job = Job(prepared, SfmInput(tmp_path), SfmOptions(), tmp_path, threads=1, gpu=False, phases=phases)
     mapped = Mapped(database, [], [], [], 0, [])
     for cameras in (None, {1}):
         assert fisheye_job._map_fisheyes(mapped, cameras).database == tmp_path / "database-fisheye.db"

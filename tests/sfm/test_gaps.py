@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import imageio.v3 as imageio
 import numpy as np
@@ -16,7 +17,7 @@ from splatcli.scene.georeference import similarity_of
 from splatcli.sfm import video
 from splatcli.sfm.gaps import find_gaps, stretches_in
 from splatcli.sfm.images import find_input
-from splatcli.sfm.job import Job
+from splatcli.sfm.job import Job, reconstruct
 from splatcli.sfm.mapping import centers_of
 from splatcli.sfm.options import SfmOptions
 from tests.native.cases import NEEDS_COMPILER
@@ -98,10 +99,10 @@ def stop(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def job(source: Path, folder: Path, frames: int, max_features: int = 1000) -> Job:
+def reconstructed(source: Path, folder: Path, frames: int, max_features: int = 1000) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     options = SfmOptions(camera_model="SIMPLE_RADIAL", frames=frames, max_features=max_features)
-    return Job(find_input(source), options, folder, threads=1, gpu=False, progress=lambda *_: None)
+    return reconstruct(find_input(source), options, folder, threads=1, gpu=False, progress=lambda *_: None)
 
 
 @pipes_stay_open
@@ -113,7 +114,7 @@ def test_gaps_of_several_videos_are_filled_from_their_own(tmp_path: Path) -> Non
     (tmp_path / "clips").mkdir()
     write_video(tmp_path / "clips" / "a.mp4", first)
     write_video(tmp_path / "clips" / "b.mp4", first[:-10:-1])
-    facts = job(tmp_path / "clips", tmp_path / "scene", 11).run()
+    facts = reconstructed(tmp_path / "clips", tmp_path / "scene", 11)
     assert [video["name"] for video in facts["videos"]] == ["a.mp4", "b.mp4"]
     assert facts["added_frames"]["frames"] > 0
     assert facts["registered"] == facts["total"]
@@ -140,14 +141,13 @@ def test_a_folder_of_videos_is_trained_on(tmp_path: Path, monkeypatch, capfd) ->
 @pipes_stay_open
 @pytest.mark.usefixtures("evenly")
 def test_a_job_that_was_stopped_among_added_frames_goes_on(walk: Path, tmp_path: Path, monkeypatch) -> None:
-    last = job(walk, tmp_path / "scene", CHOSEN)
     with monkeypatch.context() as patched:
         patched.setattr(Job, "_write", stop)
         with pytest.raises(KeyboardInterrupt):
-            last.run()
+            reconstructed(walk, tmp_path / "scene", CHOSEN)
     added = frames_in(tmp_path / "scene")
     assert len(added) == CHOSEN + 3
-    facts = job(walk, tmp_path / "scene", CHOSEN).run()
+    facts = reconstructed(walk, tmp_path / "scene", CHOSEN)
     assert (facts["added_frames"]["of"], facts["registered"], facts["total"]) == (CHOSEN, 11, 11)
     assert frames_in(tmp_path / "scene") == added
     chosen = json.loads((tmp_path / "scene/work/frames.json").read_text())
@@ -162,7 +162,7 @@ def test_frames_that_join_nothing_are_left_out(tmp_path: Path, monkeypatch) -> N
     grey = Image.new("RGB", (corner.WIDTH, corner.HEIGHT), (90, 90, 90))
     sides = [[made[pose] for pose in np.repeat(part, 3)] for part in ([-3, -2.5, -2], [9, 9.5, 10])]
     film = write_video(tmp_path / "cut.mp4", [*sides[0][:-1], grey, grey, *sides[1][1:]])
-    facts = job(film, tmp_path / "scene", 6).run()
+    facts = reconstructed(film, tmp_path / "scene", 6)
     assert facts["added_frames"] == {"gaps": 1, "frames": 3, "before": 3, "after": 3, "of": 6, "kept": 0}
     assert (facts["registered"], facts["total"], facts["other_models"]) == (3, 6, [3])
     assert len(frames_in(tmp_path / "scene")) == 6

@@ -16,7 +16,7 @@ from PIL import Image
 from splatcli.errors import SceneError
 from splatcli.sfm import features
 from splatcli.sfm.images import find_input
-from splatcli.sfm.job import Job
+from splatcli.sfm.job import reconstruct
 from splatcli.sfm.options import SfmOptions
 from tests.sfm.conftest import NUM_IMAGES, find_cameras_of, write_noise
 
@@ -25,7 +25,7 @@ def model_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "sparse" / "0").iterdir()}
 
 
-def job(images: Path, folder: Path, stop_at: tuple[str, int] | None = None) -> Job:
+def reconstructed(images: Path, folder: Path, stop_at: tuple[str, int] | None = None) -> None:
     """One thread: with several the mapper may begin with another pair of images."""
     folder.mkdir(exist_ok=True)
 
@@ -33,14 +33,14 @@ def job(images: Path, folder: Path, stop_at: tuple[str, int] | None = None) -> J
         if (phase, done) == stop_at:
             raise KeyboardInterrupt
 
-    return Job(find_input(images), SfmOptions(), folder, threads=1, gpu=False, progress=progress)
+    reconstruct(find_input(images), SfmOptions(), folder, threads=1, gpu=False, progress=progress)
 
 
 @pytest.fixture(scope="module")
 def fresh(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that was made without a stop."""
     folder = tmp_path_factory.mktemp("fresh") / "scene"
-    job(images, folder).run()
+    reconstructed(images, folder)
     return folder
 
 
@@ -51,13 +51,13 @@ def test_the_same_bytes_as_without_a_stop(
     monkeypatch.setattr(features, "_COMMITTED", 3)
     folder = tmp_path / "scene"
     with pytest.raises(KeyboardInterrupt):
-        job(images, folder, stop_at).run()
+        reconstructed(images, folder, stop_at)
     decoded: list[str] = []
     found = features._features_of
     monkeypatch.setattr(
         features, "_features_of", lambda image, **more: (decoded.append(image.name), found(image, **more))[1]
     )
-    job(images, folder).run()
+    reconstructed(images, folder)
     assert len(decoded) == (NUM_IMAGES - 5 if stop_at[0] == "features" else 0), (
         "what was written is not looked for again"
     )
@@ -68,10 +68,10 @@ def test_the_same_bytes_as_without_a_stop(
 def test_damaged_work_is_done_again(harm: str, images: Path, fresh: Path, tmp_path: Path) -> None:
     folder = tmp_path / "scene"
     with pytest.raises(KeyboardInterrupt):
-        job(images, folder, ("mapping", 2)).run()
+        reconstructed(images, folder, ("mapping", 2))
     file = folder / "work" / harm
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    job(images, folder).run()
+    reconstructed(images, folder)
     assert model_of(folder) == model_of(fresh)
 
 
