@@ -87,6 +87,11 @@ class Mapped:
     verified: int
     models: list[pycolmap.Reconstruction]
 
+    @property
+    def registered(self) -> set[int]:
+        """Numbers of the images that the largest model registers: a try that maps anew is kept where these are more."""
+        return set(self.models[0].reg_image_ids()) if self.models else set()
+
     def name_of(self, number: int) -> str:
         """Return the name of the image that has a number in the database."""
         return next(item.image.name for item in self.stored if item.number == number)
@@ -315,15 +320,14 @@ class Job:
 
     def _try_fisheyes(self, mapped: Mapped) -> Mapped:
         """Map anew with fisheyes where many images are not registered; return what is used, the larger model."""
-        registered = mapped.models[0].num_reg_images() if mapped.models else 0
-        within = set(mapped.models[0].reg_image_ids()) if mapped.models else set()
+        registered = mapped.registered
         # Without a pair that holds, no lens brings an image in.
-        lacking = len(joined(pairs_that_hold(mapped.database), within) - within)
-        if not self._may_be_fisheye(mapped.database) or lacking <= _FEW_LACKING * len(mapped.stored):
+        lacking = len(joined(pairs_that_hold(mapped.database), registered) - registered)
+        few = _FEW_LACKING * len(mapped.stored)
+        if not self._may_be_fisheye(mapped.database) or lacking <= few:
             return mapped
         found = self._map_fisheyes(mapped, None)
-        enough = registered + _FEW_LACKING * len(mapped.stored)
-        return found if found.models and found.models[0].num_reg_images() > enough else mapped
+        return found if len(found.registered) > len(registered) + few else mapped
 
     def _choose_lenses(
         self, mapped: Mapped
@@ -442,8 +446,8 @@ class Job:
         Returns what is to be used, ``first`` unless the largest model registers more of these now, and the facts of the
         try, or None without gaps. All that is written lies in work/gaps/: what is kept of ``first`` stays valid.
         """
-        models = [{first.name_of(number) for number in model.reg_image_ids()} for model in first.models]
-        gaps = find_gaps([image.name for image in images], models)
+        names_by_model = [{first.name_of(number) for number in model.reg_image_ids()} for model in first.models]
+        gaps = find_gaps([image.name for image in images], names_by_model)
         stretches = stretches_in(gaps, len(images))
         if not stretches:
             return first, None
@@ -476,13 +480,12 @@ class Job:
         pairs = [(min(order[i], order[j]), max(order[i], order[j])) for i, j in wanted]
         new = sorted(pair for pair in pairs if pair[1] >= len(first.stored))
         verified = self._match("more matching", database, keys, new)
-        found = self._map("more mapping", database, folder / "models", len(stored))
+        models = self._map("more mapping", database, folder / "models", len(stored))
+        found = Mapped(database, stored, keys, [*first.pairs, *new], verified, models)
         chosen = {item.number for item in first.stored}
-        before, after = (len(chosen & set(each[0].reg_image_ids())) if each else 0 for each in (first.models, found))
+        before, after = len(chosen & first.registered), len(chosen & found.registered)
         facts = {"gaps": len(gaps), "frames": len(more), "before": before, "after": after, "of": len(chosen)}
-        if after <= before:
-            return first, facts
-        return Mapped(database, stored, keys, [*first.pairs, *new], verified, found), facts
+        return (found if after > before else first), facts
 
     def _keep_used(
         self, stored: list[Stored], images: list[SfmImage], models: list[pycolmap.Reconstruction]
@@ -505,7 +508,7 @@ class Job:
         try, or None if no image is lacking.
         """
         models, stored, keys, pairs = mapped.models, mapped.stored, mapped.keys, mapped.pairs
-        registered = set(models[0].reg_image_ids()) if models else set()
+        registered = mapped.registered
         lacking = {index for index, item in enumerate(stored) if item.number not in registered}
         if not lacking:
             return mapped, None
@@ -531,12 +534,11 @@ class Job:
             # A registered image that holds with a lacking one needs more points for it: those it shares with others.
             beside = {index for pair in held for index in pair} - lacking
             again([(i, j) for i, j in pairs if (i in beside or j in beside) and not {i, j} & lacking])
-        found = self._map("mapping again", database, work / "models-again", len(stored)) if held else []
-        count = found[0].num_reg_images() if found else 0
-        facts = {"images": len(lacking), "verified_pairs": len(held), "before": len(registered), "after": count}
-        if count > len(registered):
-            mapped = replace(mapped, database=database, models=found)
-        return mapped, facts
+        new_models = self._map("mapping again", database, work / "models-again", len(stored)) if held else []
+        found = replace(mapped, database=database, models=new_models)
+        before, after = len(registered), len(found.registered)
+        facts = {"images": len(lacking), "verified_pairs": len(held), "before": before, "after": after}
+        return (found if after > before else mapped), facts
 
     def _pairs_to_retry(self, mapped: Mapped, database: Path, lacking: set[int]) -> list[Pair]:
         """Return the pairs of images ``lacking`` whose descriptors match, ascending.
