@@ -41,8 +41,8 @@ def process_age() -> float:
 #: Seconds for the last save and the end of the process.
 END_SECONDS = 1.0
 
-#: Share of the time that points of a scene without any may take: where they take a third of 65 s of CPU time, the fox
-#: at half its size gains 0.5 dB; where they take half of 25 s, it loses 0.4 (docs/quality.md).
+#: Share of the time that points of a scene without any may take. The fox at half its size gains 0.4 dB or more in 60 s
+#: and 120 s by them (docs/quality.md); where they took half of 25 s of CPU time it lost 0.4.
 POINTS_SHARE = 0.25
 
 #: Factor on the measured time of evaluation, which varies.
