@@ -58,7 +58,7 @@ def _overfit_remark(probed: Probed | None, score: Evaluated | None, iterations: 
     if note is None:
         return ""
     fewer = f"; -n {_FEWER_STEPS} may be as good" if iterations > _FEWER_STEPS else ""
-    return f"\n{note}\n  help: take more images between the others{fewer}; splat docs better-results"
+    return f"\n{note}\n  help: take more images between the others{fewer}; splat docs guides/better-results"
 
 
 def _misfit_remark(losses: Mapping[str, float], views: int, run: str) -> str:

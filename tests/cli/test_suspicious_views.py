@@ -90,7 +90,7 @@ def test_the_end_of_a_run_tells_of_details_that_no_other_image_shows(splat: Spla
     assert probed > score + 6.0, "six images say too little of what lies between them"
     figures = f"training views have a PSNR of {probed:.1f} dB and held-out ones {score:.1f} dB"
     assert f"{figures}: the model fits details that no other image shows" in done.err
-    assert "help: take more images between the others; splat docs better-results" in done.err
+    assert "help: take more images between the others; splat docs guides/better-results" in done.err
     assert "-n 7000" in _overfit_remark(Probed(29500, 30.0, 1), Evaluated(30000, 23.9, 0.7, 1, []), 30000)
     assert not _overfit_remark(Probed(29500, 30.0, 1), Evaluated(30000, 24.1, 0.7, 1, []), 30000)
     assert not _overfit_remark(Probed(500, 30.0, 1), Evaluated(999, 10.0, 0.7, 1, []), 999), "an early figure"
