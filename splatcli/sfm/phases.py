@@ -12,7 +12,7 @@ Progress = Callable[[int, int], None]
 
 
 class Phases:
-    """The phases so far, one after the other; a phase ends when the next one starts."""
+    """The phases so far, one after the other. seconds: of each, from its start to its last report."""
 
     def __init__(self, listener: Listener) -> None:
         """Begin without a phase. listener: gets the name of each phase, and its progress."""
@@ -21,7 +21,7 @@ class Phases:
         self._since = time.monotonic()
 
     def start(self, name: str) -> Progress:
-        """End the phase before; return the progress callback of the new one. A phase lasts until its last call."""
+        """Start a phase and return the callback that takes its progress."""
         self._since = time.monotonic()
 
         def progress(done: int, total: int) -> None:

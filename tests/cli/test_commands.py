@@ -43,6 +43,23 @@ def assert_equal_state(left: Path, right: Path) -> None:
 
 
 class TestTrain:
+    def test_figures_are_those_before_an_opacity_reset_of_the_same_step(
+        self, splat: Splat, tiny_scene: Path, tmp_path: Path
+    ) -> None:
+        figures = []
+        for resets in ("20", "1000"):
+            values = ("schedule.refine_start=0", "schedule.refine_stop=40", f"schedule.reset_every={resets}")
+            every = ("train.eval_every=10", "guard.probe_every=10")
+            settings = [word for value in (*values, *every) for word in ("--set", value)]
+            done = splat("train", tiny_scene, "-o", tmp_path / resets, "-n", "45", "--json", *QUICK, *settings)
+            assert done.code == 0
+            assert ("opacity-reset" in {facts["event"] for facts in done.objects}) == (resets == "20")
+            lines = [json.loads(line) for line in (tmp_path / resets / "metrics.jsonl").read_text().splitlines()]
+            figures.append({(f["event"], f["step"]): f["psnr"] for f in lines if f["event"] in ("eval", "probe")})
+        for kind in ("eval", "probe"):
+            assert figures[0][kind, 20] == figures[1][kind, 20]
+            assert figures[0][kind, 30] != figures[1][kind, 30]
+
     def test_prints_the_checkpoint_and_nothing_else(
         self, splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
