@@ -12,6 +12,7 @@ import scipy
 import torch
 from numpy.typing import NDArray
 
+from splatcli import machine
 from splatcli.config import HULL, NAMED_STARTS, RANDOM, SFM, Config, resolve
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import SH_C0, SHN_COUNTS, Gaussians
@@ -144,7 +145,8 @@ def mean_squared_distance(xyz: NDArray[np.float32]) -> NDArray[np.float64]:
         return np.full(len(xyz), MIN_SQUARED_DISTANCE)
     order = morton_order(xyz)  # so that one query finds in the cache what the one before has read: three times as fast
     points = xyz[order].astype(np.float64)
-    distances, _ = scipy.spatial.cKDTree(points).query(points, k=neighbours + 1, workers=-1)
+    threads = machine.cores() if len(points) > 50_000 else 1  # -1 takes every core of the machine
+    distances, _ = scipy.spatial.cKDTree(points).query(points, k=neighbours + 1, workers=threads)
     mean = np.empty(len(xyz))
     mean[order] = (distances[:, 1:] ** 2).mean(axis=1)
     spread = float(np.median(np.linalg.norm(points - np.median(points, axis=0), axis=1)))
@@ -221,7 +223,7 @@ def _sfm_points(
     xyz, rgb = xyz[first], rgb[first]
 
     centers = np.stack([scene.cameras[i].center for i in scene.train])
-    to_camera, _ = scipy.spatial.cKDTree(centers).query(xyz.astype(np.float64), workers=-1)
+    to_camera, _ = scipy.spatial.cKDTree(centers).query(xyz.astype(np.float64))
     clear = to_camera >= MIN_CAMERA_DISTANCE * scene.extent
     if not clear.all():
         left_out.append(f"{int((~clear).sum()):,} at a camera's centre")
