@@ -63,7 +63,7 @@ def measure(run: Path, sizes: list[str]) -> dict[str, object]:
         return {**facts, "lost_db": round(whole - psnr(back, model, scene), 2)}
 
     for name in NAMES:
-        plain = replace(known[name], write_with_palette=None)
+        plain = replace(known[name], write_with_palette=None, coarser=())
         for size in sizes:
             target = int(str(parse_size(size, least=1000)))
             variants = {

@@ -2,7 +2,8 @@
 
 The rule is that of the comparison in docs/formats.md (benchmarks/target_size.py), at equal bytes on held-out views:
 
-1. A format with a palette of harmonics (SOG) first gets a smaller palette, down to one entry for 32 Gaussians.
+1. A format with a palette of harmonics (SOG) first gets a smaller palette, down to one entry for 32 Gaussians, and one
+   that can store them in fewer bits (SPZ) does so.
 2. Then neighbours are merged, and such a palette shrinks with their number. The SH degree stays.
 3. Where harmonics are stored for each Gaussian and take a quarter of the bytes or more (PLY), a degree is left out
    rather than less than half of the Gaussians kept.
@@ -11,7 +12,7 @@ The rule is that of the comparison in docs/formats.md (benchmarks/target_size.py
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +76,12 @@ def fit_size(
         if small.size <= target:
             return search.between(small, whole, lambda fitted: fitted.entries or len(gaussians), search.with_entries)
         whole = small
+    elif chosen.coarser and gaussians.sh_degree:
+        for write in chosen.coarser:
+            whole = Fitted(write(gaussians, metadata), gaussians, None)
+            if whole.size <= target:
+                return whole
+        search = replace(search, format=replace(chosen, write=chosen.coarser[-1]))
     elif not keep_degree:
         while (lower := search.degree_below(whole)) is not None:
             whole = lower

@@ -72,6 +72,9 @@ class Encoded:
     notes: list[str] = field(default_factory=list)
 
 
+Write = Callable[[Gaussians, ExportMetadata], Encoded]
+
+
 class Read(Protocol):
     """Reads a file; does not check its parameter space.
 
@@ -92,17 +95,19 @@ class Format:
     recognises: whether a file with these first 4,096 bytes is of the format. names: patterns of file names, in small
     letters, that suffice where no format recognises the bytes.
     write_with_palette: as write, with a palette of harmonics of at most so many entries; None for a format without one.
+    coarser: as write, each with harmonics that take fewer bits than those of the one before.
     """
 
     name: str
     suffix: str
     title: str
     sh_degree: int
-    write: Callable[[Gaussians, ExportMetadata], Encoded] | None = None
+    write: Write | None = None
     read: Read | None = None
     recognises: Callable[[bytes], bool] | None = None
     names: tuple[str, ...] = ()
     write_with_palette: Callable[[Gaussians, ExportMetadata, int], Encoded] | None = None
+    coarser: tuple[Write, ...] = ()
 
 
 def first_member(head: bytes) -> str:

@@ -14,6 +14,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from splatcli.checkpoint.foreign.imported import (
     ImportedModel,
 )
 from splatcli.errors import ModelFileError, ResourceError, UsageError, VersionError
-from splatcli.formats.format import Encoded, ExportMetadata, Format, check_expansion, file_size
+from splatcli.formats.format import Encoded, ExportMetadata, Format, Write, check_expansion, file_size
 from splatcli.formats.quantisation import (
     Doubles,
     from_smallest_three,
@@ -299,23 +300,26 @@ _STEP_SHARE = 0.25
 _COLOUR_SCALE = 0.15
 _SCALE_STEPS, _SCALE_SHIFT = 16.0, 10.0
 _ROTATION_STEPS = 511.0 * math.sqrt(2.0)
-#: SH of degree 1 keep 5 bits and higher ones 4, as in the official encoder: bytes rounded so compress better.
-_STEP_FIRST, _STEP_OTHERS = 8, 16
+#: Steps of the bytes of SH of degree 1 and of higher ones: 6 bits each. Rounded bytes compress better.
+_SH_STEPS = (4, 4)
+#: The same for files that have to be smaller, down to the 5 and 4 bits of the official encoder. A file takes 0.9 times
+#: what the one before takes, or a little more.
+_COARSER_SH_STEPS = ((4, 6), (6, 6), (8, 8), (8, 12), (8, 16))
 
 
 def encode_spz(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     """Return version 3, which all readers know. Raises DivergedError for values that are not finite, and UsageError for
     positions beyond what fits.
     """
-    return _encode(gaussians, metadata, 3)
+    return _encode(gaussians, metadata, 3, _SH_STEPS)
 
 
 def encode_spz4(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     """Return version 4, a tenth smaller and not read everywhere yet; needs the package zstandard."""
-    return _encode(gaussians, metadata, 4)
+    return _encode(gaussians, metadata, 4, _SH_STEPS)
 
 
-def _encode(gaussians: Gaussians, metadata: ExportMetadata, version: int) -> Encoded:
+def _encode(gaussians: Gaussians, metadata: ExportMetadata, version: int, sh_steps: tuple[int, int]) -> Encoded:
     columns = Columns.of(gaussians)
     notes = _losses(columns)
     bits = _fractional_bits(columns.means, columns.scales)
@@ -331,7 +335,7 @@ def _encode(gaussians: Gaussians, metadata: ExportMetadata, version: int) -> Enc
         _bytes(columns.sh0.astype(np.float64) * (_COLOUR_SCALE * 255.0) + 127.5),
         _bytes((columns.scales.astype(np.float64) + _SCALE_SHIFT) * _SCALE_STEPS),
         packed.astype("<u4").tobytes(),
-        _harmonics(columns.shN),
+        _harmonics(columns.shN, *sh_steps),
     ]
     flags = ANTIALIASED if metadata.antialiased else 0
     return Encoded(pack(Header(version, len(gaussians), gaussians.sh_degree, bits, flags), streams), notes)
@@ -448,10 +452,10 @@ def _rotations(stream: bytes, header: Header) -> Doubles:
     return from_smallest_three(packed >> 30, others)[:, [3, 0, 1, 2]]
 
 
-def _harmonics(shN: Floats) -> bytes:
-    """Return [N, K, 3] as they lie: coefficient by coefficient, R G B together."""
-    steps = np.full((1, shN.shape[1], 1), _STEP_OTHERS)
-    steps[:, : SHN_COUNTS[1]] = _STEP_FIRST
+def _harmonics(shN: Floats, first: int, others: int) -> bytes:
+    """Return [N, K, 3] as they lie: coefficient by coefficient, R G B together, in steps of degree 1 and of others."""
+    steps = np.full((1, shN.shape[1], 1), others)
+    steps[:, : SHN_COUNTS[1]] = first
     fine = np.floor(shN * 128 + 0.5) + 128
     return _bytes(np.floor((fine + steps // 2) / steps) * steps)
 
@@ -465,5 +469,9 @@ def is_spz(head: bytes) -> bool:
     return head.startswith((MAGIC, GZIP))
 
 
-FORMAT = Format("spz", ".spz", "an SPZ file", 3, encode_spz, import_spz, is_spz)
-FORMAT_4 = Format("spz4", "", "an SPZ file", 3, encode_spz4)
+def _coarser(version: int) -> tuple[Write, ...]:
+    return tuple(partial(_encode, version=version, sh_steps=steps) for steps in _COARSER_SH_STEPS)
+
+
+FORMAT = Format("spz", ".spz", "an SPZ file", 3, encode_spz, import_spz, is_spz, coarser=_coarser(3))
+FORMAT_4 = Format("spz4", "", "an SPZ file", 3, encode_spz4, coarser=_coarser(4))

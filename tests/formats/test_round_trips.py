@@ -47,7 +47,7 @@ SPZ = Bound(
     log_scales=0.5 / 16 + 1e-6,
     opacities=0.5 / 255 + 1e-6,
     sh0=0.5 / 255 / 0.15 + 1e-6,
-    shN=8.5 / 128 + 1e-6,
+    shN=2.5 / 128 + 1e-6,
 )
 
 #: A colour byte is 1/255, half of it is rounding; sh0 = colour / 0.282. scene() keeps most colours inside 0...1; those
@@ -61,7 +61,7 @@ BOUNDS = {
         opacities=0.5 / 255 + 1e-6,
         sh0=0.5 / 255 / 0.282 + 1e-6,
     ),
-    # 24-bit fixed point of 1/4096; 10 bits of each of three components; 1/16 nat; bytes; SH in steps of 1/8.
+    # 24-bit fixed point of 1/4096; 10 bits of each of three components; 1/16 nat; bytes; SH in steps of 1/32.
     "spz": SPZ,
     "spz4": SPZ,
     # Floats of activated values: logarithms lose the last bits, and opacities near 1 some more.
