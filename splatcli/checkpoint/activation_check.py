@@ -367,13 +367,8 @@ def _pile(values: Array, inverse: Callable[[float], float], sources: Array) -> i
     return 0
 
 
-def space_problem(means: Array, scales: Array, opacities: Array, *, declared: bool, parts: bool = True) -> str | None:
-    """Return why the parameters must not be taken for raw ones; None when they may. See ``check_space``."""
-    return check_space(means, scales, opacities, declared=declared, parts=parts).problem
-
-
 def checkpoint_space_problem(gaussians: Gaussians, config: Config) -> str | None:
-    """Return ``space_problem`` for the state of a run, whose space is declared and whose initial opacity is known.
+    """Return why the state of a run must not be taken for raw; its space is declared, its initial opacity known.
 
     Logits that start inside (0, 1), as they do for an initial opacity between 0.5 and 0.73, prove nothing. Parts are
     not judged: digests guard them, and whatever becomes of a model in training has to be saved.
@@ -383,7 +378,7 @@ def checkpoint_space_problem(gaussians: Gaussians, config: Config) -> str | None
     means, scales, opacities = (
         tensor.detach().cpu().numpy() for tensor in (gaussians.means, gaussians.log_scales, gaussians.logit_opacities)
     )
-    return space_problem(means, scales, opacities if tell_tale else opacities[:0], declared=True, parts=False)
+    return check_space(means, scales, opacities if tell_tale else opacities[:0], declared=True, parts=False).problem
 
 
 def _scale_evidence(check: ScaleCheck, scales: Array) -> str:

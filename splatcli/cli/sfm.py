@@ -239,9 +239,6 @@ def _note_cameras(images: Path, out: Output) -> None:
         )
 
 
-#: With fewer triangulated points than this, training begins with random ones.
-_LEAST_POINTS = 100
-
 #: Seconds between two plain lines of progress, and between two JSON objects.
 _PLAIN_EVERY, _JSON_EVERY = 10.0, 1.0
 

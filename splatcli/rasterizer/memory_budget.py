@@ -88,13 +88,6 @@ class Arena:
         return sum(self._buffers[name].nbytes for name in names if name in self._buffers)
 
 
-def total_memory(device: torch.device) -> int:
-    """Return the bytes of the device; for the CPU, those that the machine and the limits of the process allow."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[1])
-    return machine.total_memory()
-
-
 def free_memory(device: torch.device) -> int:
     """Return the bytes that can be allocated now on the device."""
     if device.type == "cuda":

@@ -228,14 +228,13 @@ class ImageStore:
         """Keep no more than ``nbytes`` bytes of images from now on."""
         self._images.budget = min(self._images.budget, nbytes)
 
-    def max_bytes(self, kept: int | None = None) -> int:
-        """Return the most bytes of images: those that are kept (``kept`` bytes if less) and those being decoded."""
+    def max_bytes(self) -> int:
+        """Return the most bytes of images: those that are kept and those being decoded."""
         sizes = [source.camera.width * source.camera.height for source in self.sources]
         depths = _DEPTH_BYTES * self.has_depths
         images = (3 + self.masked + (self.background is None) + depths) * sum(sizes)
-        budget = self._images.budget if kept is None else min(kept, self._images.budget)
         stored = max((source.stored[0] * source.stored[1] for source in self.sources), default=0)
-        return min(images, budget) + self._parallel() * stored * (DECODE_BYTES + depths)
+        return min(images, self._images.budget) + self._parallel() * stored * (DECODE_BYTES + depths)
 
     def has(self, i: int) -> bool:
         """Return whether the file is (still) there."""

@@ -104,8 +104,7 @@ def check_same_state(group: ProcessGroup | None, state: TrainState) -> None:
     """
     if group is None:
         return
-    of_rows, of_rest = digests(state)
-    digest = of_rest if state.shard is not None else joint_digest([of_rows], of_rest)
+    digest = digests(state)[1] if state.shard is not None else state_digest(state)
     group.check_agreement("the state", step=state.step, Gaussians=state.count, origin=state.origin, digest=digest)
 
 

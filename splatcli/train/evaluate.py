@@ -53,11 +53,6 @@ def score_view(image: Tensor, scene: Scene, index: int) -> tuple[float, float] |
     return psnr(image, truth, masked), ssim(image, truth, masked)
 
 
-def evaluate(render: Callable[[Camera], Tensor], scene: Scene, indices: Iterable[int]) -> list[ViewScore]:
-    """Return the list of score_views()."""
-    return list(score_views(render, scene, indices))
-
-
 def mean_scores(views: Sequence[ViewScore]) -> tuple[float, float]:
     """Return (mean of the views' PSNR, mean of their SSIM). Raises ValueError without views."""
     if not views:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
-from splatcli.checkpoint.activation_check import Space, check_opacities, check_scales, check_space, space_problem
+from splatcli.checkpoint.activation_check import Space, check_opacities, check_scales, check_space
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import with_settings
@@ -65,7 +65,7 @@ def test_doubt_about_raw_scenes_needs_units_in_which_everything_is_large() -> No
 def test_twice_activated_scales_are_refused() -> None:
     for unit, bias in itertools.product((1e-3, 1e-2, 0.1, 1.0), (-1.0, 0.0)):
         means, logs = shells(unit, 1.0, bias, seed=46)
-        assert space_problem(means, exp(exp(logs)), np.zeros(800, np.float32), declared=True) is not None
+        assert check_space(means, exp(exp(logs)), np.zeros(800, np.float32), declared=True).problem is not None
 
 
 def test_where_positions_tell_nothing_one_negative_scale_decides() -> None:
@@ -85,8 +85,8 @@ def test_few_gaussians_leave_doubt(count: int) -> None:
     means = np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32)
     scales = np.full((count, 3), 0.01, np.float32)
     assert check_scales(means, scales).space is Space.UNSURE
-    assert space_problem(means, scales, np.zeros(count, np.float32), declared=False) is not None
-    assert space_problem(means, scales, np.zeros(count, np.float32), declared=True) is None
+    assert check_space(means, scales, np.zeros(count, np.float32), declared=False).problem is not None
+    assert check_space(means, scales, np.zeros(count, np.float32), declared=True).problem is None
 
 
 @pytest.mark.parametrize("means", [np.zeros((300, 3), np.float32), np.zeros((0, 3), np.float32)])
@@ -103,18 +103,18 @@ def test_a_few_far_gaussians_of_one_unit_are_no_pile_where_the_file_declares_its
     means[far] *= 100.0
     logs[far] = rng.uniform(0.0, 0.4, size=(len(far), 3)).astype(np.float32)
     opacities = rng.normal(-2, 1, size=len(means)).astype(np.float32)
-    assert space_problem(means, logs, opacities, declared=True) is None
-    problem = space_problem(means, logs, opacities, declared=False)
+    assert check_space(means, logs, opacities, declared=True).problem is None
+    problem = check_space(means, logs, opacities, declared=False).problem
     assert problem is not None
     assert "pile up just above 0" in problem
     activated = rng.choice(len(means), len(means) // 20, replace=False)
     logs[activated] = exp(logs[activated])
-    assert space_problem(means, logs, opacities, declared=True) is not None
+    assert check_space(means, logs, opacities, declared=True).problem is not None
 
 
 def test_the_message_holds_the_figures() -> None:
     means, logs = shells(0.01, 0.0, 0.0)
-    said = space_problem(means, exp(logs), np.zeros(800, np.float32), declared=True)
+    said = check_space(means, exp(logs), np.zeros(800, np.float32), declared=True).problem
     assert said is not None
     assert "scales look already activated (all 2,400 values >= 0, median 0.00" in said
     assert "nearest-neighbour distance 0.00" in said
@@ -147,10 +147,10 @@ def test_logits_of_bytes_are_raw_whichever_is_the_commonest() -> None:
 def test_doubtful_opacities_are_refused_unless_the_file_vouches_for_them() -> None:
     means, logs = shells(0.01, 0.0, 0.0)
     constant = np.full(800, 0.1, np.float32)
-    said = space_problem(means, logs, constant, declared=False)
+    said = check_space(means, logs, constant, declared=False).problem
     assert said is not None
     assert "opacities may be activated already (all 800 values between 0 and 1, each 0.1)" in said
-    assert space_problem(means, logs, constant, declared=True) is None
+    assert check_space(means, logs, constant, declared=True).problem is None
 
 
 def test_the_grounds_are_reported_also_for_what_is_accepted() -> None:

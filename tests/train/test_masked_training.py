@@ -19,7 +19,7 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.images import AHEAD
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
-from splatcli.train.evaluate import evaluate, load_image, protocol
+from splatcli.train.evaluate import load_image, protocol, score_views
 from splatcli.train.events import Evaluated, Stepped
 from splatcli.train.image_metrics import psnr, ssim
 from splatcli.train.sampler import ViewSampler
@@ -103,7 +103,7 @@ def test_a_view_that_is_hidden_altogether_has_no_score(tmp_path: Path) -> None:
     def render(camera: Camera) -> Tensor:
         return torch.full((camera.height, camera.width, 3), 0.5)
 
-    assert [score.name for score in evaluate(render, scene, [1, 2, 3])] == ["0001.png", "0003.png"]
+    assert [score.name for score in score_views(render, scene, [1, 2, 3])] == ["0001.png", "0003.png"]
     assert protocol(Config(), scene, [1, 2, 3])["masks"] == "masked pixels do not count"
 
 

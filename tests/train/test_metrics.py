@@ -15,7 +15,7 @@ from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer import image_loss
 from splatcli.rasterizer.reference import ssim_map_reference
 from splatcli.scene.camera import Camera
-from splatcli.train.evaluate import evaluate, load_image, mean_scores, protocol
+from splatcli.train.evaluate import load_image, mean_scores, protocol, score_views
 from splatcli.train.image_metrics import color_corrected, mask_out, psnr, quantised, ssim
 from tests.rasterizer.scenes import random_image
 from tests.train.worlds import made_scene, short_config
@@ -76,14 +76,14 @@ def test_a_perfect_render_scores_perfectly_and_in_order() -> None:
     def render(camera: Camera) -> Tensor:
         return load_image(scene, by_name[camera.name], "cpu")[0].float() / 255.0 + 0.001
 
-    scores = evaluate(render, scene, [3, 0])
+    scores = list(score_views(render, scene, [3, 0]))
     assert [score.name for score in scores] == ["view_03.png", "view_00.png"]
     assert list(mean_scores(scores)) == pytest.approx([100.0, 1.0], abs=1e-6)
 
 
 def test_the_mean_is_over_views() -> None:
     scene = made_scene(pixels=[np.full((16, 16, 3), value, np.uint8) for value in (0, 51)])
-    scores = evaluate(lambda camera: torch.full((16, 16, 3), 0.1), scene, [0, 1])
+    scores = list(score_views(lambda camera: torch.full((16, 16, 3), 0.1), scene, [0, 1]))
     each = [-20 * math.log10(26 / 255), -20 * math.log10(25 / 255)]
     assert [score.psnr for score in scores] == pytest.approx(each, abs=1e-4)
     assert mean_scores(scores)[0] == pytest.approx(sum(each) / 2, abs=1e-4)

@@ -92,7 +92,7 @@ class MadeImages:
     def limit(self, nbytes: int) -> None:
         """They are never dropped."""
 
-    def max_bytes(self, kept: int | None = None) -> int:
+    def max_bytes(self) -> int:
         return sum(array.nbytes for array in self.pixels)
 
     def has_depth(self, i: int) -> bool:
