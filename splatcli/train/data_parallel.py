@@ -41,11 +41,6 @@ _ROWS = 1 << 13
 _DIGEST_BITS = (1 << 52) - 1
 
 
-def place_of(group: ProcessGroup | None, sharded: bool) -> tuple[int, int] | None:
-    """Return (rank, size) where each process holds a shard of the Gaussians; None where each holds all."""
-    return (group.rank, group.size) if group is not None and sharded and group.size > 1 else None
-
-
 def sync_stop_request(group: ProcessGroup | None, reason: str | None, save: bool) -> tuple[str | None, bool]:
     """Return (why to stop, if at all, whether to save): the requests of any process."""
     if group is None:

@@ -21,6 +21,7 @@ from splatcli.config import Config, with_settings
 from splatcli.errors import DivergedError, OutputError, ResourceError, SplatError, as_splat_error
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.offload import TensorStorage
+from splatcli.rasterizer.step_inputs import Shard
 from splatcli.train.changed_settings import apply_config
 from splatcli.train.events import RolledBack
 from splatcli.train.monitor import StepDivergedError, nonfinite_rows, state_tensors
@@ -100,8 +101,7 @@ class RollbackPlan:
     loss: str | None
     device: torch.device
     storage: TensorStorage
-    #: (rank, size) where each process holds a shard.
-    place: tuple[int, int] | None
+    shard: Shard | None
 
 
 class Recovery:
@@ -140,7 +140,7 @@ class Recovery:
             loss=state.loss,
             device=state.gaussians.device,
             storage=state.adam.storage,
-            place=None if state.shard is None else (state.shard.rank, state.shard.size),
+            shard=state.shard,
         )
 
     def restore(self, plan: RollbackPlan) -> tuple[TrainState, RolledBack]:
@@ -153,7 +153,7 @@ class Recovery:
         before = len(checkpoint.gaussians)
         try:
             kept = None if cap is None or cap >= before else most_opaque_rows(checkpoint.gaussians, cap)
-            state = shard_of(checkpoint, plan.place, plan.device, kept, plan.storage)
+            state = shard_of(checkpoint, plan.shard, plan.device, kept, plan.storage)
             apply_config(state, plan.config)  # includes changes since this checkpoint was written
         except (RuntimeError, MemoryError) as error:  # a GPU that has failed, or is full for good
             raise ResourceError(

@@ -31,21 +31,27 @@ if TYPE_CHECKING:
 GEOMETRY = ("means", "quats", "log_scales", "logit_opacities")
 
 
+def sharding_group(group: ProcessGroup | None, *, sharded: bool) -> ProcessGroup | None:
+    """Return the group whose processes hold a shard each; None where each process holds all Gaussians."""
+    return group if group is not None and sharded and group.size > 1 else None
+
+
 def shard_of(
     checkpoint: Checkpoint,
-    place: tuple[int, int] | None,
+    shard: Shard | None,
     device: str | torch.device,
     kept: Tensor | None = None,
     storage: TensorStorage = DEVICE_STORAGE,
 ) -> TrainState:
-    """Return the state that was saved, or the shard of process ``place`` = (rank, size); raises as from_checkpoint().
+    """Return the state that was saved, or a shard of it; raises as from_checkpoint().
 
-    kept: the rows that are left; None: all. storage: where shN goes.
+    shard: that of this process, of any total; None: all rows. kept: the rows that are left; None: all.
+    storage: where shN goes.
     """
-    if place is None:
+    if shard is None:
         return _all_of(checkpoint, device, kept, storage)
     check_resumable(checkpoint)
-    shard = Shard(*place, len(checkpoint.gaussians) if kept is None else len(kept))
+    shard = shard.of(len(checkpoint.gaussians) if kept is None else len(kept))
     rows: slice | Tensor = shard.rows if kept is None else kept[shard.rows]
     state = TrainState.from_checkpoint(checkpoint.select_rows(rows), device, storage)
     state.shard = shard

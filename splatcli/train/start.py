@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,6 +34,9 @@ from splatcli.train.schedule import resolve_downscales
 from splatcli.train.sharding import shard_of
 from splatcli.train.state import TRAINING_STREAMS, TrainState, stream_generator
 
+if TYPE_CHECKING:
+    from splatcli.distributed.process_group import ProcessGroup
+
 
 def check_loss_given(checkpoint: Checkpoint, run: Path, *, given: bool) -> None:
     """Raise UsageError for a run with the caller's loss where none is ``given``: a checkpoint holds only its name."""
@@ -54,7 +58,7 @@ def new_state(
     initial: tuple[Gaussians, list[str]] | None = None,
     planned: bool = True,
     folder: Path | None = None,
-    place: tuple[int, int] | None = None,
+    sharding: ProcessGroup | None = None,
 ) -> tuple[TrainState, list[str]]:
     """Return the state of a new run on ``device``, and notes for the user.
 
@@ -62,16 +66,16 @@ def new_state(
     initial: the result of first_gaussians(), if it is known already.
     planned: whether to plan the memory of the device's own engine, see plan_memory().
     folder: of the file of a run that offloads on the CPU, see storage_for().
-    place: (rank, size) of this process where each holds a shard; None: it holds all Gaussians.
+    sharding: the group whose processes hold a shard each; None: this one holds all Gaussians.
     Raises SceneError where there is no view or no scale, ResourceError where the memory cannot suffice.
     """
     check_trainable(config, scene)
     seed, storage = config.train.seed, storage_for(config.memory.offload, device, folder)
     gaussians, notes = initial or first_gaussians(config, scene, init_model)
-    shards = 1 if place is None else place[1]
+    shards = 1 if sharding is None else sharding.size
     config, more = planned_config(config, scene, gaussians, device, planned=planned, shards=shards, storage=storage)
     notes = notes + more
-    shard = None if place is None else Shard(*place, len(gaussians))
+    shard = None if sharding is None else Shard(sharding.rank, sharding.size, len(gaussians))
     optim, log_size = config.optim, sum_of_log_sizes(gaussians.log_scales) / max(1, len(gaussians))
     per_view_params, sizes = PerViewParams.new(config.views, [scene.cameras[view] for view in scene.train]), None
     if config.train.filter_3d:
@@ -190,13 +194,13 @@ def resumed_state(
     allowed: Collection[str] = (),
     planned: bool = True,
     folder: Path | None = None,
-    place: tuple[int, int] | None = None,
+    sharding: ProcessGroup | None = None,
 ) -> tuple[TrainState, Scene, list[str]]:
     """Return the state of ``checkpoint`` on ``device``, the scene with the stored cameras, and notes for the user.
 
     config: settings to continue with in place of the stored ones.
     allowed: accepted differences of the scene, see check_same_scene().
-    planned, folder, place: as for a new run.
+    planned, folder, sharding: as for a new run.
     Raises SceneError when the scene is not the one that was trained on, UsageError for a length already passed,
     ResourceError where the memory cannot suffice.
     """
@@ -212,10 +216,11 @@ def resumed_state(
         notes.append(f"the run has {len(checkpoint.gaussians):,} Gaussians, more than the cap of {cap:,}: it adds none")
     storage = storage_for(config.memory.offload, device, folder)
     if planned:
-        shards = 1 if place is None else place[1]
+        shards = 1 if sharding is None else sharding.size
         config, more = _plan_resumed(checkpoint, scene, torch.device(device), config, shards, storage)
         notes += more
-    state = shard_of(checkpoint, place, device, storage=storage)
+    shard = None if sharding is None else Shard(sharding.rank, sharding.size, len(checkpoint.gaussians))
+    state = shard_of(checkpoint, shard, device, storage=storage)
     if lengthened:
         check_iterations(config, state.step)
     apply_config(state, config)

@@ -30,7 +30,6 @@ from splatcli.train.data_parallel import (
     ReadOnlyCheckpointer,
     check_same_run,
     check_same_state,
-    place_of,
     raise_on_all,
     rows_of_rank0,
     sync_stop_request,
@@ -54,7 +53,7 @@ from splatcli.train.metrics_logger import MetricsLogger
 from splatcli.train.monitor import FiniteMonitor, IntersectionMonitor, QualityMonitor, is_recoverable
 from splatcli.train.outlier_views import ViewError, blurred, comparisons_due, exposure_note, outliers
 from splatcli.train.recovery import Recovery
-from splatcli.train.sharding import gather_geometry, gather_state
+from splatcli.train.sharding import gather_geometry, gather_state, sharding_group
 from splatcli.train.start import check_loss_given, new_state, resumed_state
 from splatcli.train.state import TrainState
 from splatcli.train.step import Stepper
@@ -114,7 +113,7 @@ class Trainer:
             initial=initial,
             planned=options.get("engine") is None,
             folder=run_dir.path,
-            place=place_of(options.get("group"), sharded),
+            sharding=sharding_group(options.get("group"), sharded=sharded),
         )
         return cls(state, scene, run_dir=run_dir, notes=notes, **options)
 
@@ -148,7 +147,7 @@ class Trainer:
             allowed=allowed,
             planned=not has_engine,
             folder=run_dir.path,
-            place=place_of(options.get("group"), sharded),
+            sharding=sharding_group(options.get("group"), sharded=sharded),
         )
         return cls(state, scene, run_dir=run_dir, notes=(*more, *notes), **options)
 

@@ -18,7 +18,7 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, with_settings
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
-from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
+from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, Shard
 from splatcli.scene.camera import Camera
 from splatcli.scene.inspect import few_notes
 from splatcli.scene.scene import Scene
@@ -459,7 +459,8 @@ def test_rates_of_means_are_relative_to_the_sizes_after_the_last_refinement() ->
     # Where a checkpoint holds none, as one of a merged run, all shards have the size of all rows.
     checkpoint = trainer.state.to_checkpoint()
     del checkpoint.strategy["log_size"]
-    sizes = {shard_of(checkpoint, place, "cpu").adam.log_size for place in (None, (0, 3), (1, 3), (2, 3))}
+    shards = [None, *(Shard(rank, 3, 0) for rank in range(3))]
+    sizes = {shard_of(checkpoint, shard, "cpu").adam.log_size for shard in shards}
     assert sizes == {trainer.state.adam.log_size}
 
 
