@@ -18,7 +18,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from splatcli.rasterizer.exposure import constant, line_bands
+from splatcli.rasterizer.colour_planes import constant, line_bands
 
 #: Brightness is Rec. 601 luma of the rendered colour, as in the original.
 LUMA = (0.299, 0.587, 0.114)

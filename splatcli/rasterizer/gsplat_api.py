@@ -158,26 +158,13 @@ def rasterization(
     """
     _check_arguments(locals())
     group = group or world
-    if group is not None and not distributed:
-        raise UsageError(
-            "group is given without distributed=True",
-            where="rasterization()",
-            remedy="distributed=True; or leave group out: then the render is local",
-        )
     if distributed and group is None:
         from splatcli.distributed.process_group import default_group
 
         group = default_group(means.device)
-    if render_mode not in RENDER_MODES:
-        raise UsageError(f"there is no render_mode {render_mode!r}", remedy="RGB, D, ED, RGB+D or RGB+ED")
-    if rasterize_mode not in ("classic", "antialiased"):
-        raise UsageError(f"there is no rasterize_mode {rasterize_mode!r}", remedy="classic or antialiased")
     if "RGB" not in render_mode:
         colors, sh_degree, backgrounds = means.new_zeros(*means.shape[:-1], 0), None, None
-    elif colors is None:
-        raise UsageError(f"render_mode {render_mode!r} needs colors", remedy="give colors, or render_mode='D' or 'ED'")
-    if covars is None and (quats is None or scales is None):
-        raise UsageError("there are no shapes", where="rasterization()", remedy="give quats and scales, or covars")
+    assert colors is not None, "checked above"
     dtype = torch.float64 if means.dtype == torch.float64 else torch.float32
     means, opacities, colors = (t.to(dtype) for t in (means, opacities, colors))
     viewmats = viewmats.float() if viewmats.dtype in _HALVES else viewmats  # float64 poses stay exact
@@ -192,93 +179,35 @@ def rasterization(
     if group is not None:
         local = {"radius_clip": radius_clip, "eps2d": eps2d, "covars": covars}
         _check_sharded(group, batch, viewmats, cameras, sh_degree, local)
-    tile = tile_size or TILE_SIZE
-    meta: dict[str, Any] = {
-        "width": width,
-        "height": height,
-        "tile_size": tile,
-        "tile_width": -(-width // tile),
-        "tile_height": -(-height // tile),
-        "n_batches": math.prod(batch),
-        "n_cameras": cameras,
-    }
-    if covars is not None or eps2d != BLUR:
-        staged = _Staged(shapes, viewmats, Ks, rasterize_mode == "antialiased", packed, absgrad, render_mode, meta)
-        with torch.autocast(means.device.type, enabled=False):
-            return staged.render(
-                means,
-                opacities,
-                colors,
-                sh_degree,
-                backgrounds,
-                eps2d=eps2d,
-                near_plane=near_plane,
-                far_plane=far_plane,
-                radius_clip=radius_clip,
-                camera_model=camera_model,
-            )
-    quats, scales = shapes["quats"], shapes["scales"]
-    assert quats is not None
-    assert scales is not None
-    per_camera = colors.dim() == len(batch) + (3 if sh_degree is None else 4)
-    # All cameras at once: each copy from a GPU waits for it.
-    poses, lenses = viewmats.detach().double().cpu(), Ks.detach().double().cpu()
-
-    def camera_renders() -> Iterator[_CameraRender]:
-        for at in itertools.product(*(range(size) for size in batch)):
-            raw = (
-                means[at],
-                quats[at],
-                scales[at].abs().clamp(min=_LEAST).log(),
-                torch.logit(opacities[at].clamp(_LEAST, _MOST_OPAQUE)),
-            )
-            for c in range(cameras):
-                own = colors[at][c] if per_camera else colors[at]
-                camera = _camera(poses[at][c], lenses[at][c], width, height, camera_model)
-                view = _View(viewmats[at][c], camera, near_plane, far_plane, rasterize_mode, group)
-                behind = None if backgrounds is None else backgrounds[at][c]
-                if radius_clip > 0.0:
-                    with torch.no_grad():
-                        radii = _CameraRender(raw, own, view, None, sh_degree).project().radii
-                    reaching = torch.where((radii > radius_clip).any(dim=-1), raw[3], _UNSEEN)
-                    yield _CameraRender((*raw[:3], reaching), own, view, behind, sh_degree)
-                else:
-                    yield _CameraRender(raw, own, view, behind, sh_degree)
-
-    moved = (means, quats, scales, viewmats)
+    call = _Call(
+        means=means,
+        shapes=shapes,
+        opacities=opacities,
+        colors=colors,
+        sh_degree=sh_degree,
+        viewmats=viewmats,
+        Ks=Ks,
+        backgrounds=backgrounds,
+        near_plane=near_plane,
+        far_plane=far_plane,
+        radius_clip=radius_clip,
+        eps2d=eps2d,
+        camera_model=camera_model,
+        mode=render_mode,
+        antialiased=rasterize_mode == "antialiased",
+        packed=packed,
+        absgrad=absgrad,
+        group=group,
+        facts={
+            "width": width,
+            "height": height,
+            **_tiles(width, height, tile_size or TILE_SIZE),
+            "n_batches": math.prod(batch),
+            "n_cameras": cameras,
+        },
+    )
     with torch.autocast(means.device.type, enabled=False):
-        if group is None and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in moved):
-            # meta's projected means are between the parameters and the images, so all cameras are projected first.
-            renders = list(camera_renders())
-            seen = [one.project() for one in renders]
-            projections = _Projections(seen, opacities, batch, cameras, packed, rasterize_mode == "antialiased")
-            means2d, rows, shares = projections.in_graph(camera_model, Ks, *moved)
-            if absgrad:
-                projections.fill_absgrad(means2d, renders)
-            rendered = [one.draw(*row) for one, *row in zip(renders, rows, shares, strict=True)]
-        else:
-            seen, rendered = [], []
-            for one in camera_renders():
-                rendered.append(one.draw())
-                if group is None:
-                    seen.append(one.project())
-            if group is None:
-                projections = _Projections(seen, opacities, batch, cameras, packed, rasterize_mode == "antialiased")
-                means2d = projections.means2d
-        images = [_stacked(*one, render_mode) for one in rendered]
-        shape = (*batch, cameras, height, width)
-        if images:
-            # One image of many channels is large: it is not copied.
-            together = torch.stack if len(images) > 1 else _alone
-            image, alpha = together(images), together([alpha for _, alpha, _ in rendered])
-        else:
-            # Empty, but part of the graph, so that backward() works.
-            nothing = sum(t.flatten()[:0].sum() for t in (*moved, opacities, colors))
-            image = means.new_zeros(0, _depth_of(render_mode, colors)) + nothing
-            alpha = image[:, :1]
-    if group is None:
-        meta = projections.meta(meta, means2d)
-    return image.view(*shape, -1 if images else image.shape[-1]), alpha.view(*shape, 1), meta
+        return call.render_in_stages() if covars is not None or eps2d != BLUR else call.render_by_camera()
 
 
 def _check_arguments(arguments: dict[str, Any]) -> None:
@@ -324,6 +253,21 @@ def _check_arguments(arguments: dict[str, Any]) -> None:
         if given.is_complex():
             raise TypeError(f"{name} is {given.dtype}, not a real number")
     _check_kinds(arguments)
+    if (arguments["group"] or arguments["world"]) is not None and not arguments["distributed"]:
+        raise UsageError(
+            "group is given without distributed=True",
+            where="rasterization()",
+            remedy="distributed=True; or leave group out: then the render is local",
+        )
+    mode, rasterize_mode = arguments["render_mode"], arguments["rasterize_mode"]
+    if mode not in RENDER_MODES:
+        raise UsageError(f"there is no render_mode {mode!r}", remedy="RGB, D, ED, RGB+D or RGB+ED")
+    if rasterize_mode not in ("classic", "antialiased"):
+        raise UsageError(f"there is no rasterize_mode {rasterize_mode!r}", remedy="classic or antialiased")
+    if "RGB" in mode and arguments["colors"] is None:
+        raise UsageError(f"render_mode {mode!r} needs colors", remedy="give colors, or render_mode='D' or 'ED'")
+    if arguments["covars"] is None and (arguments["quats"] is None or arguments["scales"] is None):
+        raise UsageError("there are no shapes", where="rasterization()", remedy="give quats and scales, or covars")
 
 
 def _check_sharded(
@@ -359,13 +303,13 @@ class _View:
     """A camera with the tensor that its pose may get a gradient through."""
 
     def __init__(
-        self, viewmat: Tensor, camera: Camera, near: float, far: float, mode: str, group: ProcessGroup | None = None
+        self, viewmat: Tensor, camera: Camera, near: float, far: float, antialiased: bool, group: ProcessGroup | None
     ) -> None:
         self.group = group
         self.viewmat = viewmat
         self.camera = camera
         self.z_range = (near, far)
-        self.antialiased = mode == "antialiased"
+        self.antialiased = antialiased
 
     def lift(self, colors: Tensor) -> Tensor:
         """Return [] the least number that lifts all finite ``colors`` to 0 or above, on all ranks of a group."""
@@ -599,29 +543,105 @@ def _tile_lists(
     }
 
 
-@dataclass(slots=True, eq=False)
-class _Staged:
-    """rasterization() by gsplat's stages, each a node of the graph: projection, colours, lists, blending."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """The arguments of rasterization(), checked and in the dtype of the computation, and the two ways to render them.
 
+    shapes: quats and scales, or covars. facts: the sizes in meta.
+    """
+
+    means: Tensor
     shapes: Mapping[str, Tensor | None]
+    opacities: Tensor
+    colors: Tensor
+    sh_degree: int | None
     viewmats: Tensor
     Ks: Tensor
+    backgrounds: Tensor | None
+    near_plane: float
+    far_plane: float
+    radius_clip: float
+    eps2d: float
+    camera_model: CameraModel
+    mode: RenderMode
     antialiased: bool
     packed: bool
     absgrad: bool
-    mode: RenderMode
+    group: ProcessGroup | None
     facts: dict[str, Any]
 
-    def render(
-        self,
-        means: Tensor,
-        opacities: Tensor,
-        colors: Tensor,
-        sh_degree: int | None,
-        backgrounds: Tensor | None,
-        **projection: Any,
-    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Return what rasterization() does. projection: arguments of fully_fused_projection()."""
+    def render_by_camera(self) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Return what rasterization() does, by the kernels of training, one camera after the other."""
+        means, opacities, colors = self.means, self.opacities, self.colors
+        batch, cameras, meta = means.shape[:-2], self.facts["n_cameras"], self.facts
+        quats, scales = self.shapes["quats"], self.shapes["scales"]
+        assert quats is not None
+        assert scales is not None
+        moved = (means, quats, scales, self.viewmats)
+        if self.group is None and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in moved):
+            # meta's projected means are between the parameters and the images, so all cameras are projected first.
+            renders = list(self._camera_renders(quats, scales))
+            seen = [one.project() for one in renders]
+            projections = _Projections(seen, opacities, batch, cameras, self.packed, self.antialiased)
+            means2d, rows, shares = projections.in_graph(self.camera_model, self.Ks, *moved)
+            if self.absgrad:
+                projections.fill_absgrad(means2d, renders)
+            rendered = [one.draw(*row) for one, *row in zip(renders, rows, shares, strict=True)]
+            meta = projections.meta(meta, means2d)
+        else:
+            seen, rendered = [], []
+            for one in self._camera_renders(quats, scales):
+                rendered.append(one.draw())
+                if self.group is None:
+                    seen.append(one.project())
+            if self.group is None:
+                projections = _Projections(seen, opacities, batch, cameras, self.packed, self.antialiased)
+                meta = projections.meta(meta, projections.means2d)
+        images = [_stacked(*one, self.mode) for one in rendered]
+        shape = (*batch, cameras, self.facts["height"], self.facts["width"])
+        if images:
+            # One image of many channels is large: it is not copied.
+            together = torch.stack if len(images) > 1 else _alone
+            image, alpha = together(images), together([alpha for _, alpha, _ in rendered])
+        else:
+            # Empty, but part of the graph, so that backward() works.
+            nothing = sum(t.flatten()[:0].sum() for t in (*moved, opacities, colors))
+            image = means.new_zeros(0, _depth_of(self.mode, colors)) + nothing
+            alpha = image[:, :1]
+        return image.view(*shape, -1 if images else image.shape[-1]), alpha.view(*shape, 1), meta
+
+    def _camera_renders(self, quats: Tensor, scales: Tensor) -> Iterator[_CameraRender]:
+        means, colors, batch = self.means, self.colors, self.means.shape[:-2]
+        per_camera = colors.dim() == len(batch) + (3 if self.sh_degree is None else 4)
+        # All cameras at once: each copy from a GPU waits for it.
+        poses, lenses = self.viewmats.detach().double().cpu(), self.Ks.detach().double().cpu()
+        for at in itertools.product(*(range(size) for size in batch)):
+            raw = (
+                means[at],
+                quats[at],
+                scales[at].abs().clamp(min=_LEAST).log(),
+                torch.logit(self.opacities[at].clamp(_LEAST, _MOST_OPAQUE)),
+            )
+            for c in range(self.facts["n_cameras"]):
+                own = colors[at][c] if per_camera else colors[at]
+                camera = _camera(
+                    poses[at][c], lenses[at][c], self.facts["width"], self.facts["height"], self.camera_model
+                )
+                view = _View(
+                    self.viewmats[at][c], camera, self.near_plane, self.far_plane, self.antialiased, self.group
+                )
+                behind = None if self.backgrounds is None else self.backgrounds[at][c]
+                if self.radius_clip > 0.0:
+                    with torch.no_grad():
+                        radii = _CameraRender(raw, own, view, None, self.sh_degree).project().radii
+                    reaching = torch.where((radii > self.radius_clip).any(dim=-1), raw[3], _UNSEEN)
+                    yield _CameraRender((*raw[:3], reaching), own, view, behind, self.sh_degree)
+                else:
+                    yield _CameraRender(raw, own, view, behind, self.sh_degree)
+
+    def render_in_stages(self) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Return what rasterization() does, by projection, colours, lists and blending, each a node of the graph."""
+        means, opacities, colors, backgrounds = self.means, self.opacities, self.colors, self.backgrounds
         facts, batch = self.facts, means.shape[:-2]
         images = (*batch, facts["n_cameras"])
         viewmats, Ks = self.viewmats.to(means), self.Ks.to(means)
@@ -635,15 +655,19 @@ class _Staged:
             Ks,
             facts["width"],
             facts["height"],
+            eps2d=self.eps2d,
+            near_plane=self.near_plane,
+            far_plane=self.far_plane,
+            radius_clip=self.radius_clip,
             calc_compensations=self.antialiased,
+            camera_model=self.camera_model,
             opacities=opacities,
-            **projection,
         )
         own = opacities[..., None, :].expand(depths.shape)
         own = own if factors is None else own * factors
         visible = (radii > 0).all(dim=-1)
-        if sh_degree is not None:
-            sums = spherical_harmonics(sh_degree, means, viewmats, colors, visible)
+        if self.sh_degree is not None:
+            sums = spherical_harmonics(self.sh_degree, means, viewmats, colors, visible)
             shown = (sums + 0.5).clamp(min=0.0)
         elif colors.dim() == len(batch) + 2:
             shown = colors[..., None, :, :].expand(*images, *colors.shape[-2:])
@@ -663,7 +687,10 @@ class _Staged:
             ids = (image_ids, gaussian_ids)
         if means2d.requires_grad:
             means2d.retain_grad()
-        tiles = facts if facts["tile_size"] == TILE_SIZE else facts | _tiles_of(facts)
+        # Blending has tiles of its own, whichever meta lists.
+        tiles = facts
+        if facts["tile_size"] != TILE_SIZE:
+            tiles = facts | _tiles(facts["width"], facts["height"], TILE_SIZE)
         lists = _tile_lists(means2d.detach(), radii, depths.detach(), ids[0], images, tiles)
         image, alpha = rasterize_to_pixels(
             means2d,
@@ -700,10 +727,9 @@ class _Staged:
         return image, alpha, _Meta(fields | facts, listed)
 
 
-def _tiles_of(facts: Mapping[str, Any]) -> dict[str, int]:
-    """Return the tiles that blending has, whichever meta lists."""
-    across, down = (-(-facts[side] // TILE_SIZE) for side in ("width", "height"))
-    return {"tile_size": TILE_SIZE, "tile_width": across, "tile_height": down}
+def _tiles(width: int, height: int, size: int) -> dict[str, int]:
+    """Return the tiles of an image, as meta has them."""
+    return {"tile_size": size, "tile_width": -(-width // size), "tile_height": -(-height // size)}
 
 
 class _Meta(dict[str, Any]):

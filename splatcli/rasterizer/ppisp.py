@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from splatcli.rasterizer.exposure import colour_planes, constant, line_bands, mapped
+from splatcli.rasterizer.colour_planes import colour_planes, constant, line_bands, mapped
 from splatcli.reproducible import exp, log, sigmoid, softplus, tree_sum
 
 Rows = tuple[tuple[float, ...], ...]

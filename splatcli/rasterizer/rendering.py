@@ -15,7 +15,6 @@ from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer.context import RasterContext, view_of
-from splatcli.rasterizer.exposure import constant
 from splatcli.rasterizer.filter_3d import apply_filter_3d
 from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.reference import render_reference
@@ -366,7 +365,9 @@ def _unpack(context: RasterContext, visible: tuple[Tensor, Tensor], out: Project
     ids, slots = visible
     projected = context.arena.take("projected", 0, context.backend.dtype).view(-1, abi.PROJECTED)[slots]
     out.means2d[ids] = projected[:, :2]
-    out.conics[ids] = projected[:, 2:5] * constant((2.0, 1.0, 2.0), projected) * math.log(2.0)
+    conics = projected[:, 2:5] * math.log(2.0)
+    conics[:, ::2] *= 2.0
+    out.conics[ids] = conics
     out.opacities[ids] = torch.exp2(projected[:, 5])
     out.depths[ids] = projected[:, 9]
     out.radii[ids] = projected[:, 10:12].ceil().int()

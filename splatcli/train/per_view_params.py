@@ -94,7 +94,7 @@ class ViewTable:
 class PerViewParams:
     """The tables of a run; None where its settings train no such parameter.
 
-    pose: [T, 6] changes of the cameras' poses, see scene/camera.py. exposure: [T, 3, 4], see rasterizer/exposure.py.
+    pose: [T, 6] changes of the cameras' poses, see scene/camera.py. exposure: [T, 3, 4], see rasterizer/recolour.py.
     bilateral_grid: [T, 12, L, Y, X], see rasterizer/bilateral_grid.py. ppisp, ppisp_camera: [T, 9] and [C, 27] for C
     cameras of other intrinsics, see rasterizer/ppisp.py. At most one of exposure, grid and PPISP is trained.
     cameras: those of the training views, whose rows in ppisp_camera are ``lenses`` [T].

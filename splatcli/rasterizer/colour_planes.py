@@ -1,4 +1,4 @@
-"""Exposure: an affine map of a view's colours between the rendered image and the loss, and its gradient."""
+"""Images as planes of a colour each, and in bands of pixel rows, as the maps of a view's colours compute with them."""
 
 from __future__ import annotations
 
@@ -8,29 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from splatcli.reproducible import tree_sum
-
-
-def expose(image: Tensor, exposure: Tensor, out: Tensor) -> Tensor:
-    """Fill ``out`` [H, W, 3] with A c + b for each colour c of image; exposure [3, 4] is (A, b). Return it."""
-    matrix, shift = _parts(exposure, image)
-    out.copy_((mapped(matrix, colour_planes(image)) + shift).movedim(0, 2))
-    return out
-
-
-def expose_vjp(image: Tensor, exposure: Tensor, v_out: Tensor, v_image: Tensor, v_exposure: Tensor) -> None:
-    """Fill v_image [H, W, 3] and v_exposure [3, 4] from the gradient of the exposed image, v_out [H, W, 3].
-
-    image: before the exposure. The bits depend neither on threads nor on the instruction set, unlike those of torch's
-    matrix products.
-    """
-    matrix, _ = _parts(exposure, image)
-    colours, v_planes = colour_planes(image), colour_planes(v_out)
-    v_image.copy_(mapped(matrix.T, v_planes).movedim(0, 2))
-    for v_plane, v_row in zip(v_planes, v_exposure, strict=True):
-        v_row[:3] = tree_sum((colours * v_plane).flatten(1))
-        v_row[3] = tree_sum(v_plane.flatten())
 
 
 def colour_planes(image: Tensor) -> Tensor:
@@ -63,8 +40,3 @@ def constant(values: tuple[Any, ...], like: Tensor) -> Tensor:
 @torch.inference_mode(False)
 def _constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=dtype, device=device)
-
-
-def _parts(exposure: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
-    exposure = exposure.to(image)
-    return exposure[:, :3], exposure[:, 3, None, None]
