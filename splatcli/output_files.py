@@ -60,6 +60,12 @@ def check_file_place(path: Path) -> None:
     check_place(path)
 
 
+def refuse_existing(path: Path, *, overwrite: bool) -> None:
+    """Raise OutputError for a file that is there already, unless it is to be replaced."""
+    if path.is_file() and not overwrite:
+        raise OutputError("the file is already there", where=path, remedy="-w replaces it")
+
+
 def check_place(path: Path, named: Path | None = None) -> None:
     """Raise OutputError where a file or a folder can surely not be written, before hours of work; change nothing.
 

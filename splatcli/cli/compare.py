@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splatcli.cli import options
-from splatcli.errors import OutputError, SceneError, UsageError
+from splatcli.errors import SceneError, UsageError
+from splatcli.output_files import refuse_existing
 from splatcli.progress import track
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class CompareArguments:
                 "only a page and a sheet show some of the views", where="--pictures", remedy="add -o compare.html"
             )
         if output is not None and _is_file(output):
-            _refuse_present(output, self.overwrite)
+            refuse_existing(output, overwrite=self.overwrite)
 
 
 def compare(args: CompareArguments) -> int:
@@ -208,12 +209,11 @@ def _second(args: CompareArguments) -> tuple[Path | None, Path | None]:
 
 
 def _load(given: Path | None, args: CompareArguments, device: str, out: Output) -> Model:
-    from splatcli.cli.model import find_model, load_model
+    from splatcli.cli.model import find_model, load_model, refuse_empty
 
     path = find_model(given, out=out, allow_older=args.allow_older)
     model = load_model(path, device, import_options=args.foreign.import_options(), echo=out.note)
-    if not len(model.gaussians):
-        raise UsageError("the model has no Gaussians to compare", where=path, remedy="name another model")
+    refuse_empty(model, " to compare")
     return model
 
 
@@ -221,7 +221,7 @@ def _views(
     args: CompareArguments, owner: Model, models: Sequence[Model], data: Path | None
 ) -> tuple[Views, Scene | None]:
     """Return the views, and their scene where that is not the one of the owner's run. Raises UsageError."""
-    from splatcli.cli.model_views import views_of
+    from splatcli.cli.model_views import refuse_for_views, views_of
     from splatcli.render.outside import PLY_UP, views_from_outside
     from splatcli.render.selection import PATHS, PathOptions, Views
 
@@ -236,10 +236,8 @@ def _views(
         around = views_from_outside(owner.gaussians, PLY_UP, frames)
         return Views("outside", around, from_run=False), None
     views = args.views or "test"
-    if args.frames is not None and views not in PATHS:
-        raise UsageError(
-            f"it does not apply to --views {views}", where="--frames", remedy=f"with --views {' or '.join(PATHS)}"
-        )
+    if args.frames is not None:
+        refuse_for_views("--frames", views, PATHS)
     return views_of(owner, views, data, None, PathOptions(frames))
 
 
@@ -326,11 +324,6 @@ def _is_file(output: Path) -> bool:
     return output.suffix.lower() in (".html", ".png") and not output.is_dir()
 
 
-def _refuse_present(path: Path, overwrite: bool) -> None:
-    if path.exists() and not overwrite:
-        raise OutputError("the file is already there", where=path, remedy="-w replaces it")
-
-
 def _places(args: CompareArguments, chosen: Views) -> dict[str, Path]:
     """Return the file of each view's picture in a folder; empty for a page, a sheet and no output."""
     from splatcli.output_files import image_paths
@@ -340,7 +333,7 @@ def _places(args: CompareArguments, chosen: Views) -> dict[str, Path]:
     names = [camera.name for camera in chosen.cameras]
     places = dict(zip(names, image_paths(names, args.output), strict=True))
     for path in places.values():
-        _refuse_present(path, args.overwrite)
+        refuse_existing(path, overwrite=args.overwrite)
     return places
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from splatcli.cli.export import offset_note, place_note
-from splatcli.cli.model import find_model, is_run_folder, load_model
+from splatcli.cli.model import find_model, is_run_folder, load_model, refuse_empty
 from splatcli.errors import SceneError, UsageError
 
 if TYPE_CHECKING:
@@ -146,8 +146,7 @@ def _load(path: Path, operations: Sequence[Operation], args: EditArguments, out:
     if any(isinstance(one, KeepFinite) for one in operations):
         import_options = replace(import_options, drop_nonfinite=True)
     model = load_model(path, import_options=import_options, echo=out.note)
-    if not len(model.gaussians):
-        raise UsageError("the model has no Gaussians to edit", where=path, remedy="name another model")
+    refuse_empty(model, " to edit")
     return model
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from splatcli.cli.export import COMMENTED, LOD_LEVELS, write_stream
-from splatcli.errors import OutputError
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.state import Checkpoint
@@ -39,11 +38,11 @@ class EditTarget:
         from splatcli.edit.run_state import check_droppable
         from splatcli.formats import streamed_sog
         from splatcli.formats.registry import format_to_write
-        from splatcli.output_files import check_file_place, check_place
+        from splatcli.output_files import check_file_place, check_place, refuse_existing
 
         for file in (args.output, args.picture):
-            if file is not None and file.is_file() and not args.overwrite:
-                raise OutputError("the file is already there", where=file, remedy="-w replaces it")
+            if file is not None:
+                refuse_existing(file, overwrite=args.overwrite)
         if args.picture is not None:
             check_file_place(args.picture)
         if args.output is None:

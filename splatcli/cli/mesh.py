@@ -11,7 +11,7 @@ import typer
 
 from splatcli.cli import options
 from splatcli.cli.export import offset_note, place_note
-from splatcli.errors import OutputError, UsageError
+from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
     from splatcli.cli.console import Output
@@ -128,26 +128,24 @@ def mesh(args: MeshArguments) -> int:
       splat mesh chkpnt30000.pth --data scene/ -o scene.glb
     """
     from splatcli.cli.console import open_output
-    from splatcli.cli.model import find_model, load_model
+    from splatcli.cli.model import find_model, load_model, refuse_empty
     from splatcli.formats.selection import Crop, select
     from splatcli.mesh.build import RESOLUTION, MeshOptions, build_mesh
     from splatcli.mesh.files import format_of
     from splatcli.native.backend import resolve_device
-    from splatcli.output_files import check_file_place, write_bytes
+    from splatcli.output_files import check_file_place, refuse_existing, write_bytes
 
     assert args.output is not None, "checked above"
     encode = format_of(args.output)
     components, share = _kept(args.keep_components)
     region = None if args.crop is None else Crop.parse(args.crop)
-    if args.output.is_file() and not args.overwrite:
-        raise OutputError("the file is already there", where=args.output, remedy="-w replaces it")
+    refuse_existing(args.output, overwrite=args.overwrite)
     check_file_place(args.output)
     with open_output(json=args.json, quiet=args.quiet) as out:
         device = resolve_device(args.device)
         path = find_model(args.model, out=out, allow_older=args.allow_older)
         loaded = load_model(path, device, import_options=args.foreign.import_options(), echo=out.note)
-        if not len(loaded.gaussians):
-            raise UsageError("the model has no Gaussians", where=path, remedy="name another model")
+        refuse_empty(loaded)
         gaussians, notes = select(loaded.gaussians, crop=region)
         for note in notes:
             out.note(f"note: {note}")

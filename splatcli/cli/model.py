@@ -61,6 +61,12 @@ class Model:
         return RenderSettings.trained(self.checkpoint)
 
 
+def refuse_empty(model: Model, purpose: str = "") -> None:
+    """Raise UsageError for a model without Gaussians. purpose: what they are for, after a space."""
+    if not len(model.gaussians):
+        raise UsageError(f"the model has no Gaussians{purpose}", where=model.path, remedy="name another model")
+
+
 def find_model(given: Path | None, *, out: Output | None = None, allow_older: bool | None = None) -> Path:
     """Return the file of the model to work on: a checkpoint or a file of splats; it exists.
 

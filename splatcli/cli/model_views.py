@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from splatcli.errors import SceneError
+from splatcli.errors import SceneError, UsageError
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.state import Checkpoint
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
 #: Cameras on a circle around a model without cameras, from which its paths are made.
 _AROUND = 24
+
+
+def refuse_for_views(flag: str, views: str, concerned: Collection[str]) -> None:
+    """Raise UsageError for a flag that only concerns other ``--views`` than these."""
+    if views not in concerned:
+        raise UsageError(
+            f"it does not apply to --views {views}", where=flag, remedy=f"with --views {' or '.join(concerned)}"
+        )
 
 
 def views_of(

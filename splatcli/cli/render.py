@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splatcli.cli import options
-from splatcli.cli.model_views import ground_truth_of, views_of
+from splatcli.cli.model_views import ground_truth_of, refuse_for_views, views_of
 from splatcli.errors import UsageError
 from splatcli.sizes import counted
 
@@ -312,10 +312,8 @@ def _path_options(args: RenderArguments, views: str) -> PathOptions:
         ("--focus", args.focus, facing),
         ("--fov", args.fov, PATHS),
     ):
-        if given and views not in concerns:
-            raise UsageError(
-                f"it does not apply to --views {views}", where=flag, remedy=f"with --views {' or '.join(concerns)}"
-            )
+        if given:
+            refuse_for_views(flag, views, concerns)
     if args.order not in (None, "name", "nearest"):
         raise UsageError(f"{args.order!r} is not an order", where="--order", remedy="name or nearest")
     if args.fov is not None and args.projection == "fisheye":

@@ -272,7 +272,6 @@ def resume_training(
     """Continue the run of a checkpoint; return the exit code. group, sharded: as for start_training()."""
     from splatcli.checkpoint.file import load_checkpoint
     from splatcli.config import read_settings
-    from splatcli.formats.registry import CHECKPOINT, format_of, is_own_checkpoint
     from splatcli.scene.read import read_scene
     from splatcli.train.backgrounds import training_image_background
     from splatcli.train.changed_settings import changed_config, check_iterations
@@ -281,23 +280,17 @@ def resume_training(
     from splatcli.train.start import check_loss_given
     from splatcli.train.trainer import Trainer
 
-    if not is_own_checkpoint(path):
-        known = format_of(path)
-        what = "not a checkpoint of splat" if known is CHECKPOINT else f"{known.title} (no optimizer state)"
-        raise ModelFileError(
-            f"this is {what}; it holds no training run to resume",
-            where=path,
-            remedy=f"start a new run from it: splat train SCENE --init {path}",
-        )
+    _check_own_checkpoint(path)
     run = run_folder(path)
+    named = run or path
     seen = [] if run is None else _checkpoint_names(run)
     with Requests(ECHO if group else 0.0) as requests:
         out.note(f"reading {path}")
         with _slow_section(group, "reading the checkpoint"):
             # A state larger than memory is mapped, not read; with sharded Gaussians each process reads its part.
             checkpoint = load_checkpoint(path, mapped=sharded or _wants_offload(path, overrides))
-        check_loss_given(checkpoint, run_folder(path) or path, given=False)
-        check_strategy(checkpoint.config, run_folder(path) or path)
+        check_loss_given(checkpoint, named, given=False)
+        check_strategy(checkpoint.config, named)
         config, notes = changed_config(
             checkpoint.config, file=overrides.file, assignments=overrides.settings, allowed=overrides.allowed
         )
@@ -305,26 +298,18 @@ def resume_training(
         note_unused(config, requested, out)
         check_iterations(config, checkpoint.step)
         _note_stop(stop_at, checkpoint.step, config.train.iterations, out)
+        command = f"splat resume {shlex.quote(str(named))}"
         if checkpoint.step == config.train.iterations:
-            name = shlex.quote(str(run_folder(path) or path))
-            out.note(
-                f"the run is finished at step {checkpoint.step}; for more steps: splat resume {name} --iterations N"
-            )
-            if config == checkpoint.config and overrides == ResumeOverrides() and live is None:
-                held_out = bool(checkpoint.test)
-
-                def ended() -> Path | None:
-                    return path if _last_result(path, held_out=held_out) else None
-
-                if _on_rank0(group, "inspecting the run folder", ended) is not None:
-                    out.result({**_last_result(path, held_out=held_out), "rollbacks": 0}, [path])
-                    return 0
-        root = scene_folder(checkpoint, overrides.data, f"splat resume {shlex.quote(str(run or path))} --data DIR")
+            out.note(f"the run is finished at step {checkpoint.step}; for more steps: {command} --iterations N")
+            unchanged = config == checkpoint.config and overrides == ResumeOverrides() and live is None
+            if unchanged and _report_last_result(path, group, out, held_out=bool(checkpoint.test)):
+                return 0
+        root = scene_folder(checkpoint, overrides.data, f"{command} --data DIR")
         check_batch(config, None if group is None else group.size)
         if sharded:
             check_sharded(config, viewer=live is not None)
         out.note(f"reading {root}")
-        with _slow_section(group, "reading the scene"), _skipping_in_a_new_run(root, run or path):
+        with _slow_section(group, "reading the scene"), _skipping_in_a_new_run(root, named):
             data, more = (config.data, []) if "data.points" in requested else data_to_resume(config.data)
             scene = read_scene(root, data, background=training_image_background(config))
         requests.listen_for_stops()
@@ -349,12 +334,38 @@ def resume_training(
             return run_trainer(trainer, stop_at, requests, live, out)
 
 
+def _check_own_checkpoint(path: Path) -> None:
+    """Raise ModelFileError for a model that holds no run."""
+    from splatcli.formats.registry import CHECKPOINT, format_of, is_own_checkpoint
+
+    if not is_own_checkpoint(path):
+        known = format_of(path)
+        what = "not a checkpoint of splat" if known is CHECKPOINT else f"{known.title} (no optimizer state)"
+        raise ModelFileError(
+            f"this is {what}; it holds no training run to resume",
+            where=path,
+            remedy=f"start a new run from it: splat train SCENE --init {path}",
+        )
+
+
 def _note_stop(stop_at: int | None, step: int, last: int, out: Output) -> None:
     """Print a note where a run of so many steps, which continues at ``step``, cannot stop after step ``stop_at``."""
     if stop_at is not None and stop_at > last:
         out.note(f"note: the run ends at step {last:,}, before --stop-at {stop_at}; --iterations N makes it longer")
     elif stop_at is not None and stop_at <= step < last:
         out.note(f"note: no step is done: the run is at step {step:,}, and --stop-at {stop_at} is not after that")
+
+
+def _report_last_result(path: Path, group: ProcessGroup | None, out: Output, *, held_out: bool) -> bool:
+    """Print the result of the finished run whose newest checkpoint is ``path``; return False where it is not known."""
+
+    def ended() -> Path | None:
+        return path if _last_result(path, held_out=held_out) else None
+
+    if _on_rank0(group, "inspecting the run folder", ended) is None:
+        return False
+    out.result({**_last_result(path, held_out=held_out), "rollbacks": 0}, [path])
+    return True
 
 
 def _last_result(path: Path, *, held_out: bool) -> dict[str, Any]:

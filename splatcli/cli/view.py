@@ -16,7 +16,7 @@ import typer
 
 from splatcli.cli import options
 from splatcli.cli.console import Output
-from splatcli.errors import SplatError, UsageError
+from splatcli.errors import SplatError
 
 if TYPE_CHECKING:
     from splatcli.cli.console import Output
@@ -175,7 +175,7 @@ class _Shown:
 
     def load(self) -> None:
         """Load the model for the page. Raise ModelFileError, UsageError or DivergedError."""
-        from splatcli.cli.model import load_model
+        from splatcli.cli.model import load_model, refuse_empty
         from splatcli.formats.compressed_ply import encode_compressed_ply
         from splatcli.formats.format import ExportMetadata
         from splatcli.formats.html import viewer_page
@@ -186,8 +186,7 @@ class _Shown:
 
         version = _version(self.path)  # before it is read: a file that is replaced meanwhile is read again
         loaded = load_model(self.path, import_options=self._reading, echo=self._out.note)
-        if not len(loaded.gaussians):
-            raise UsageError("the model has no Gaussians", where=self.path, remedy="name another model")
+        refuse_empty(loaded)
         gaussians, _ = select(loaded.gaussians, sh_degree=min(_SH_DEGREE, loaded.gaussians.sh_degree))
         reported = replace(
             ExportMetadata.of(loaded.checkpoint, antialiased=loaded.antialiased),
