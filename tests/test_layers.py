@@ -21,7 +21,7 @@ LAYERS = (
     ("viewer", "mesh", "render", "train", "sfm", "edit", "formats", "doctor", "bench", "lightning"),
     ("rasterizer", "output_files", "checkpoint"),
     ("native", "scene", "distributed"),
-    ("gaussians", "sh", "rotation", "reproducible", "config", "plugins"),
+    ("gaussians", "sh", "rotation", "similarity", "reproducible", "config", "plugins"),
     ("errors", "machine", "darwin", "disk", "sizes", "progress"),
 )
 RANK = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}

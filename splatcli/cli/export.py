@@ -341,8 +341,9 @@ def _cameras(loaded: Model, frame: Frame, out: Output) -> bytes:
     """Return the cameras of a checkpoint as JSON. Raises UsageError for a model without cameras."""
     import numpy as np
 
-    from splatcli.edit.transform import Similarity, move_camera
+    from splatcli.edit.transform import move_camera
     from splatcli.render.camera_files import cameras_json
+    from splatcli.similarity import Similarity
 
     if loaded.checkpoint is None:
         raise UsageError(

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
-from splatcli.edit.transform import Similarity
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.progress import track
+from splatcli.similarity import Similarity
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -226,7 +226,7 @@ class _Pairs:
             places = np.hstack([self.target, colour * self._colours[1]])
             self._trees[colour] = cKDTree(places), places
         tree, places = self._trees[colour]
-        moved = np.hstack([_moved(self.source, similarity), colour * self._colours[0]])
+        moved = np.hstack([similarity(self.source), colour * self._colours[0]])
         distances, found = tree.query(moved)
         used = np.unique(found)
         back = np.full(len(places), -1)
@@ -242,7 +242,7 @@ class _Pairs:
         rows, found, distances = self.find(similarity, reach)
         if len(rows) < FEWEST // 10:
             return None
-        moved = _moved(self.source[rows], similarity)
+        moved = similarity(self.source[rows])
         gaps = moved - self.target[found]
         weights = (1.0 + (distances / reach) ** 2) ** -2
         middle = weights @ moved / weights.sum()
@@ -262,7 +262,7 @@ class _Pairs:
     def distances(self, similarity: Similarity) -> Floats:
         """Return the distances of the pairs in space."""
         rows, found, _ = self.find(similarity)
-        return np.asarray(np.linalg.norm(_moved(self.source[rows], similarity) - self.target[found], axis=1))
+        return np.asarray(np.linalg.norm(similarity(self.source[rows]) - self.target[found], axis=1))
 
     def spacing(self, similarity: Similarity) -> float:
         """Return the typical distance of neighbours in the sparser one of the two clouds."""
@@ -287,10 +287,6 @@ def _metric(points: Floats) -> Floats:
     _, axes = np.linalg.eigh(near.transpose(0, 2, 1) @ near)
     normals = axes[:, :, 0]
     return np.asarray(normals[:, :, None] * normals[:, None, :] + _ALONG * np.eye(3))
-
-
-def _moved(points: Floats, similarity: Similarity) -> Floats:
-    return np.asarray(similarity.scale * points @ similarity.rotation.T + similarity.shift)
 
 
 def _starts(source: _Cloud, target: _Cloud) -> Iterator[Similarity]:

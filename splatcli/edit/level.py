@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from splatcli.edit.transform import Similarity
 from splatcli.gaussians import Gaussians
 from splatcli.rotation import rotation_matrices
 from splatcli.scene.camera import Camera, common_up
+from splatcli.similarity import Similarity
 
 Floats = NDArray[np.float64]
 

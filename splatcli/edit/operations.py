@@ -19,7 +19,7 @@ from splatcli.edit.align import AlignmentError, align
 from splatcli.edit.clean import LEVELS, Photos, floaters
 from splatcli.edit.level import rotation_between, up_of_cameras, up_of_gaussians
 from splatcli.edit.simplify import simplify
-from splatcli.edit.transform import Similarity, move_camera, move_gaussians, move_metadata
+from splatcli.edit.transform import move_camera, move_gaussians, move_metadata
 from splatcli.errors import UsageError
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.selection import Crop
@@ -28,6 +28,7 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.georeference import MIN_POSITIONS, PositionsError, fit_similarity
 from splatcli.scene.points import morton_order
 from splatcli.scene.scene import Scene
+from splatcli.similarity import Similarity
 from splatcli.sizes import parse_count
 
 _COMPARISONS: dict[str, Callable[[Tensor, float], Tensor]] = {
@@ -513,8 +514,7 @@ def _aligned_by_cameras(cameras: Sequence[Camera], one: AlignTo) -> tuple[Simila
         fit = fit_similarity(np.stack([camera.center for camera in shared]), new, "cameras of the other")
     except PositionsError as reason:
         raise UsageError(str(reason), where=one.label, remedy=remedy) from None
-    similarity = Similarity(fit.similarity.scale, fit.similarity.rotation, fit.similarity.translation)
-    return similarity, f"; {int(fit.used.sum())} of {len(shared)} shared cameras agree, off by {fit.sigma:.3g}"
+    return fit.similarity, f"; {int(fit.used.sum())} of {len(shared)} shared cameras agree, off by {fit.sigma:.3g}"
 
 
 def _moved(gaussians: Gaussians, similarity: Similarity) -> Gaussians:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from splatcli.checkpoint.foreign.imported import Columns
 from splatcli.formats.format import ExportMetadata
@@ -16,72 +14,12 @@ from splatcli.formats.transform import transformed
 from splatcli.gaussians import Gaussians
 from splatcli.progress import track
 from splatcli.scene.camera import Camera
+from splatcli.similarity import Similarity
 
 #: Gaussians that are transformed at once; bounds the memory for float64.
 _ROWS = 1 << 16
 #: Directions that differ by less are the same.
 _SAME = 1e-9
-
-
-def _no_turn() -> NDArray[np.float64]:
-    return np.eye(3)
-
-
-def _no_shift() -> NDArray[np.float64]:
-    return np.zeros(3)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Similarity:
-    """The map x -> scale * rotation @ x + shift, in float64. The default maps everything to itself."""
-
-    scale: float = 1.0
-    rotation: NDArray[np.float64] = field(default_factory=_no_turn)
-    shift: NDArray[np.float64] = field(default_factory=_no_shift)
-
-    @classmethod
-    def euler(cls, degrees: Sequence[float]) -> Similarity:
-        """Return the rotation about the fixed x axis, then about the fixed y axis, then about the fixed z axis."""
-        total = np.eye(3)
-        for axis, angle in enumerate(degrees):
-            c, s = _cos_sin(angle)
-            turn = np.eye(3)
-            i, j = (axis + 1) % 3, (axis + 2) % 3
-            turn[i, i], turn[i, j], turn[j, i], turn[j, j] = c, -s, s, c
-            total = turn @ total
-        return cls(rotation=total)
-
-    @property
-    def is_identity(self) -> bool:
-        return self.scale == 1.0 and not self.turns and not self.shift.any()
-
-    @property
-    def turns(self) -> bool:
-        """Whether the rotation is more than none."""
-        return not np.array_equal(self.rotation, np.eye(3))
-
-    def after(self, first: Similarity) -> Similarity:
-        """Return the map that applies ``first`` and then this one."""
-        return Similarity(
-            self.scale * first.scale,
-            self.rotation @ first.rotation,
-            self.scale * (self.rotation @ first.shift) + self.shift,
-        )
-
-    def matrix(self) -> NDArray[np.float64]:
-        """Return [4, 4], for column vectors."""
-        full = np.eye(4)
-        full[:3, :3] = self.scale * self.rotation
-        full[:3, 3] = self.shift
-        return full
-
-
-def _cos_sin(degrees: float) -> tuple[float, float]:
-    """Return cosine and sine, exact for multiples of a quarter turn."""
-    quarters = degrees / 90.0
-    if quarters == round(quarters):
-        return ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))[round(quarters) % 4]
-    return math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
 
 
 def move_gaussians(gaussians: Gaussians, similarity: Similarity) -> Gaussians:

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.geodesy import enu_axes, from_geocentric, median_place, to_enu, to_geocentric
-from splatcli.scene.georeference import Fit, PositionsError, check_spread, similarity_of
+from splatcli.scene.geodesy import from_geocentric, median_place, to_enu
+from splatcli.scene.georeference import AXES, Fit, PositionsError, check_spread, frame_facts, model_facts
+from splatcli.similarity import Similarity
 
 LOCAL = "LOCAL"
 INSTALL = "pip install 'splatcli[geo]'"
@@ -192,38 +193,19 @@ class ControlFit:
     def facts(self) -> dict[str, Any]:
         """Return figures for a report: residuals of each point in metres, known minus found."""
         fit = self.fit
-        rms = np.sqrt((fit.residuals[fit.used] ** 2).mean(axis=0))
-        axes = ("x", "y", "z") if self.origin is None else ("east", "north", "up")
         return {
             "control_points": {
                 name: {"residual_m": [float(value) for value in residual], "used": bool(used)}
                 for name, residual, used in zip(self.names, fit.residuals, fit.used, strict=True)
             },
             "control_points_not_placed": dict(self.missing),
-            "positions": len(self.names),
-            "left_out": [name for name, used in zip(self.names, fit.used, strict=True) if not used],
-            "residual_m": {axis: float(value) for axis, value in zip(axes, rms, strict=True)},
-            "metres_per_unit": fit.similarity.scale,
-            "scale_error": fit.scale_error,
-            "tilt_error_degrees": fit.tilt_error,
+            **fit.facts(self.names, AXES if self.origin else ("x", "y", "z")),
         }
 
     def document(self) -> dict[str, Any]:
         """Return the content of the sidecar of a scene that the similarity was applied to."""
-        facts = {"model_to_scene": self.fit.similarity.matrix.tolist(), **self.facts()}
-        if self.origin is None:
-            return {"version": 1, "frame": "metres, axes of the control points", **facts}
-        lat, lon, height = self.origin
-        geocentric = np.eye(4)
-        geocentric[:3, :3] = enu_axes(lat, lon).T
-        geocentric[:3, 3] = to_geocentric(np.array(self.origin))
-        return {
-            "version": 1,
-            "frame": "metres, x east, y north, z up of the origin",
-            "origin": {"latitude": lat, "longitude": lon, "height": height, "crs": "EPSG:4979"},
-            "scene_to_geocentric": {"matrix": geocentric.tolist(), "crs": "EPSG:4978"},
-            **facts,
-        }
+        frame = frame_facts(self.origin) if self.origin else {"frame": "metres, axes of the control points"}
+        return {"version": 1, **frame, **model_facts(self.fit), **self.facts()}
 
 
 def _same_image(name: str, images: Iterable[str]) -> str | None:
@@ -300,7 +282,7 @@ def _fit(old: NDArray[np.float64], new: NDArray[np.float64]) -> Fit:
         for index in np.flatnonzero(used):
             others = used.copy()
             others[index] = False
-            fit = Fit.of(similarity_of(old[others], new[others]), others, old, new)
+            fit = Fit.of(Similarity.of_pairs(old[others], new[others]), others, old, new)
             off = float(np.linalg.norm(fit.residuals[index])) / max(fit.sigma, least)
             if off > worst:
                 worst, without = off, others
@@ -308,7 +290,7 @@ def _fit(old: NDArray[np.float64], new: NDArray[np.float64]) -> Fit:
             break
         used = without
     check_spread(new[used], "control points that agree")
-    return Fit.of(similarity_of(old[used], new[used]), used, old, new)
+    return Fit.of(Similarity.of_pairs(old[used], new[used]), used, old, new)
 
 
 def _check_inside(image: pycolmap.Image, pixel: tuple[float, float], point: str, file: str) -> None:

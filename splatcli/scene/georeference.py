@@ -18,8 +18,11 @@ from numpy.typing import NDArray
 from splatcli.errors import SceneError
 from splatcli.scene.decode import open_image
 from splatcli.scene.geodesy import enu_axes, median_place, to_enu, to_geocentric
+from splatcli.similarity import Similarity
 
 FILE = "georeference.json"
+#: The axes of a georeferenced scene.
+AXES = ("east", "north", "up")
 #: EXIF: the sub-folder of positions, and its tags.
 _GPS_IFD = 0x8825
 _LAT_REF, _LAT, _LON_REF, _LON, _ALT_REF, _ALT = range(1, 7)
@@ -73,23 +76,6 @@ def _degrees(parts: Sequence[Any]) -> float:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Similarity:
-    """new = scale rotation old + translation."""
-
-    scale: float
-    rotation: NDArray[np.float64]
-    translation: NDArray[np.float64]
-
-    def __call__(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(self.scale * points @ self.rotation.T + self.translation)
-
-    @property
-    def matrix(self) -> NDArray[np.float64]:
-        """[3, 4]."""
-        return np.concatenate([self.scale * self.rotation, self.translation[:, None]], axis=1)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Fit:
     """A similarity to known positions.
 
@@ -119,6 +105,18 @@ class Fit:
         tilt_error = math.degrees(sigma / float(np.linalg.norm(extents[1:])))
         return cls(similarity, used, residuals, sigma, scale_error, tilt_error)
 
+    def facts(self, names: Sequence[str], axes: Sequence[str]) -> dict[str, Any]:
+        """Return figures for a report. names: of the positions. axes: those of the residuals."""
+        rms = np.sqrt((self.residuals[self.used] ** 2).mean(axis=0))
+        return {
+            "positions": len(names),
+            "left_out": [name for name, used in zip(names, self.used, strict=True) if not used],
+            "residual_m": {axis: float(value) for axis, value in zip(axes, rms, strict=True)},
+            "metres_per_unit": self.similarity.scale,
+            "scale_error": self.scale_error,
+            "tilt_error_degrees": self.tilt_error,
+        }
+
     @property
     def is_good(self) -> bool:
         """Whether the result is better than none."""
@@ -143,7 +141,7 @@ def fit_similarity(old: NDArray[np.float64], new: NDArray[np.float64], what: str
     used = _agreeing(old, new)
     exact = _EXACT * math.sqrt(float(new[used].var(axis=0).sum()))
     for _ in range(10):
-        similarity = similarity_of(old[used], new[used])
+        similarity = Similarity.of_pairs(old[used], new[used])
         lengths = np.linalg.norm(new - similarity(old), axis=1)
         limit = _OUTLIER * math.sqrt(3) * max(_sigma(lengths[used], 1.0), _robust(lengths), exact)
         again = lengths <= limit
@@ -155,7 +153,7 @@ def fit_similarity(old: NDArray[np.float64], new: NDArray[np.float64], what: str
     if used.sum() < max(MIN_POSITIONS, _AGREEING * count):
         raise PositionsError(f"only {used.sum()} of {count} positions agree with the cameras")
     check_spread(new[used], f"{what} that agree with the cameras")
-    return Fit.of(similarity_of(old[used], new[used]), used, old, new)
+    return Fit.of(Similarity.of_pairs(old[used], new[used]), used, old, new)
 
 
 def check_spread(points: NDArray[np.float64], what: str) -> None:
@@ -188,22 +186,11 @@ def _agreeing(old: NDArray[np.float64], new: NDArray[np.float64]) -> NDArray[np.
         extents = np.linalg.svd(old[three] - old[three].mean(axis=0), compute_uv=False)
         if extents[1] <= 0.05 * extents[0]:
             continue
-        lengths = np.linalg.norm(new - similarity_of(old[three], new[three])(old), axis=1)
+        lengths = np.linalg.norm(new - Similarity.of_pairs(old[three], new[three])(old), axis=1)
         median = float(np.median(lengths))
         if median < best:
             best, half = median, lengths <= median
     return half
-
-
-def similarity_of(old: NDArray[np.float64], new: NDArray[np.float64]) -> Similarity:
-    """Return the least squares similarity of pairs [N, 3] (Umeyama)."""
-    a, b = old.mean(axis=0), new.mean(axis=0)
-    u, extents, v = np.linalg.svd((new - b).T @ (old - a))
-    signs = np.array([1.0, 1.0, np.sign(np.linalg.det(u) * np.linalg.det(v))])
-    rotation = (u * signs) @ v
-    spread = float(((old - a) ** 2).sum())
-    scale = float((extents * signs).sum()) / spread if spread > 0 else 1.0
-    return Similarity(scale, rotation, b - scale * rotation @ a)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,32 +203,29 @@ class Georeference:
 
     def facts(self) -> dict[str, Any]:
         """Return figures for a report."""
-        rms = np.sqrt((self.fit.residuals[self.fit.used] ** 2).mean(axis=0))
-        left_out = [name for name, used in zip(self.names, self.fit.used, strict=True) if not used]
-        return {
-            "positions": len(self.names),
-            "left_out": left_out,
-            "residual_m": {axis: float(value) for axis, value in zip(("east", "north", "up"), rms, strict=True)},
-            "metres_per_unit": self.fit.similarity.scale,
-            "scale_error": self.fit.scale_error,
-            "tilt_error_degrees": self.fit.tilt_error,
-        }
+        return self.fit.facts(self.names, AXES)
 
     def document(self) -> dict[str, Any]:
         """Return the content of the sidecar of a scene that the similarity was applied to."""
-        lat, lon, height = self.origin
-        axes = enu_axes(lat, lon).T
-        geocentric = np.eye(4)
-        geocentric[:3, :3] = axes
-        geocentric[:3, 3] = to_geocentric(np.array(self.origin))
-        return {
-            "version": 1,
-            "frame": "metres, x east, y north, z up of the origin",
-            "origin": {"latitude": lat, "longitude": lon, "height": height, "crs": "EPSG:4979"},
-            "scene_to_geocentric": {"matrix": geocentric.tolist(), "crs": "EPSG:4978"},
-            "model_to_scene": self.fit.similarity.matrix.tolist(),
-            **self.facts(),
-        }
+        return {"version": 1, **frame_facts(self.origin), **model_facts(self.fit), **self.facts()}
+
+
+def frame_facts(origin: tuple[float, float, float]) -> dict[str, Any]:
+    """Return what a sidecar says of the frame of a scene. origin: latitude, longitude, height."""
+    lat, lon, height = origin
+    geocentric = np.eye(4)
+    geocentric[:3, :3] = enu_axes(lat, lon).T
+    geocentric[:3, 3] = to_geocentric(np.array(origin))
+    return {
+        "frame": "metres, x east, y north, z up of the origin",
+        "origin": {"latitude": lat, "longitude": lon, "height": height, "crs": "EPSG:4979"},
+        "scene_to_geocentric": {"matrix": geocentric.tolist(), "crs": "EPSG:4978"},
+    }
+
+
+def model_facts(fit: Fit) -> dict[str, Any]:
+    """Return what a sidecar says of the frame that the model had before."""
+    return {"model_to_scene": fit.similarity.matrix()[:3].tolist()}
 
 
 def georeference(

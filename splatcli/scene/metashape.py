@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import xml.etree.ElementTree as ET
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,7 @@ from splatcli.scene.imported import (
     with_suffix,
 )
 from splatcli.scene.source import ROTATION_TOLERANCE, FixedLens, Problems, Reader, SceneSource, View
+from splatcli.similarity import Similarity
 from splatcli.sizes import counted
 
 FILES = "cameras of Metashape (XML)"
@@ -35,18 +35,6 @@ _EXPORT = "export the cameras again: File, Export, Export Cameras, Agisoft XML"
 _EARTH = (6.3e6, 6.4e6)
 _NO_OFFSET = "part of a multi-camera rig whose slave sensors have no offset from the master in the file"
 _NUMBERS = ("f", "cx", "cy", "b1", "b2", "k1", "k2", "k3", "k4", "p1", "p2", "p3", "p4")
-
-
-@dataclass(frozen=True, slots=True)
-class _Placement:
-    """The similarity from a chunk's or a component's own frame to the world."""
-
-    rotation: NDArray[np.float64]
-    translation: NDArray[np.float64]
-    scale: float
-
-
-_IDENTITY = _Placement(np.eye(3), np.zeros(3), 1.0)
 
 
 def read_metashape(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
@@ -244,9 +232,9 @@ def _numbers(element: ET.Element | None, count: int, name: str, label: str, file
     return np.array([_number(word, name, label, file) for word in words])
 
 
-def _placements(chunk: ET.Element, file: Path, notes: list[str]) -> tuple[dict[str | None, _Placement], str | None]:
+def _placements(chunk: ET.Element, file: Path, notes: list[str]) -> tuple[dict[str | None, Similarity], str | None]:
     """Return placements by component, that of the chunk under None; and the largest one, if no frame is common."""
-    placements: dict[str | None, _Placement] = {None: _placement(chunk.find("transform"), "the chunk", file)}
+    placements: dict[str | None, Similarity] = {None: _placement(chunk.find("transform"), "the chunk", file)}
     aligned = Counter(
         camera.get("component_id")
         for camera in chunk.iterfind("cameras//camera")
@@ -267,9 +255,10 @@ def _placements(chunk: ET.Element, file: Path, notes: list[str]) -> tuple[dict[s
     return placements, largest
 
 
-def _placement(transform: ET.Element | None, label: str, file: Path) -> _Placement:
+def _placement(transform: ET.Element | None, label: str, file: Path) -> Similarity:
+    """Return the similarity from a chunk's or a component's own frame to the world."""
     if transform is None:
-        return _IDENTITY
+        return Similarity()
     if not len(transform):
         matrix = _numbers(transform, 16, "its transform", label, file).reshape(4, 4)
         scale = float(np.cbrt(np.linalg.det(matrix[:3, :3])))
@@ -284,7 +273,7 @@ def _placement(transform: ET.Element | None, label: str, file: Path) -> _Placeme
             scale = float(_numbers(transform.find("scale"), 1, "its scale", label, file)[0])
     if not (scale > 0 and np.abs(rotation.T @ rotation - np.eye(3)).max() <= ROTATION_TOLERANCE):
         raise SceneError(f"{label}: its transform is no rotation with a scale", where=file, remedy=_EXPORT)
-    return _Placement(rotation, translation, scale)
+    return Similarity(scale, rotation, translation)
 
 
 def _matrix(camera: ET.Element, label: str, file: Path) -> NDArray[np.float64]:
@@ -296,12 +285,12 @@ def _view(
     matrix: NDArray[np.float64],
     label: str,
     lens: FixedLens,
-    placement: _Placement,
+    placement: Similarity,
     file: Path,
     names: ImageNames,
 ) -> View:
     rotation = placement.rotation @ matrix[:3, :3]
-    center = placement.scale * placement.rotation @ matrix[:3, 3] + placement.translation
+    center = placement.scale * placement.rotation @ matrix[:3, 3] + placement.shift
     return View(names(element.get("label", "")), lens, viewmat_of(rotation, center, file, label, opengl=False), label)
 
 

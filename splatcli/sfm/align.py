@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.control_points import ControlPoints, fit_control_points
-from splatcli.scene.georeference import PositionsError, Similarity, georeference, position_of, write_sidecar
+from splatcli.scene.georeference import PositionsError, georeference, position_of, write_sidecar
 from splatcli.sfm.flight_log import Place
 from splatcli.sfm.images import SfmInput
 from splatcli.sfm.mapping import centers_of
 from splatcli.sfm.options import SfmOptions
+from splatcli.similarity import Similarity
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Alignment:
                 f"{100 * found.fit.scale_error:.0f} % and the tilt by {found.fit.tilt_error:.0f} degrees"
             )
             return {"applied": False, "reason": reason_, **found.facts()}
-        model.transform(pycolmap.Sim3d(found.fit.similarity.matrix))
+        model.transform(pycolmap.Sim3d(found.fit.similarity.matrix()[:3]))
         write_sidecar(self.folder, found.document())
         return {"applied": True, "origin": list(found.origin), **found.facts()}
 
@@ -82,8 +83,8 @@ class Alignment:
         apart = float(np.linalg.norm(self._center(first, centers) - self._center(second, centers)))
         if not apart > 0:
             raise SceneError(f"{first} and {second} are at one place", where="--scale-from", remedy="name two others")
-        similarity = Similarity(length / apart, np.eye(3), np.zeros(3))
-        model.transform(pycolmap.Sim3d(similarity.matrix))
+        similarity = Similarity(length / apart)
+        model.transform(pycolmap.Sim3d(similarity.matrix()[:3]))
         facts = {"metres_per_unit": similarity.scale, "scale_from": self.options.scale_from}
         write_sidecar(self.folder, {"version": 1, "frame": "metres, axes as they came", **facts})
         sources = [self._source(name) for name in centers]
@@ -108,7 +109,7 @@ class Alignment:
 
     def _control(self, model: pycolmap.Reconstruction, control: ControlPoints) -> dict[str, Any]:
         found = fit_control_points(model, control)
-        model.transform(pycolmap.Sim3d(found.fit.similarity.matrix))
+        model.transform(pycolmap.Sim3d(found.fit.similarity.matrix()[:3]))
         write_sidecar(self.folder, found.document())
         place = {} if found.origin is None else {"origin": list(found.origin)}
         return {"applied": True, **place, **found.facts()}

@@ -14,12 +14,13 @@ import torch
 from numpy.testing import assert_allclose
 
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
-from splatcli.edit.transform import Similarity, move_camera
+from splatcli.edit.transform import move_camera
 from splatcli.formats.ply import write_ply_file
 from splatcli.formats.registry import import_model
 from splatcli.gaussians import Gaussians
 from splatcli.render.camera_files import read_cameras
 from splatcli.scene.points import morton_order
+from splatcli.similarity import Similarity
 from tests.cli.tiny import write_scene
 from tests.formats.made import errors, read_ply, scene
 from tests.native.cases import NEEDS_COMPILER

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from splatcli.edit.level import rotation_between, up_of_cameras, up_of_gaussians
-from splatcli.edit.transform import Similarity, move_camera, move_gaussians
+from splatcli.edit.transform import move_camera, move_gaussians
 from splatcli.gaussians import Gaussians
 from splatcli.scene.camera import Camera, common_up
+from splatcli.similarity import Similarity
 from tests.formats.made import scene
 from tests.rasterizer.scenes import look_from
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
-from splatcli.edit.transform import Similarity, move_camera, move_gaussians
+from splatcli.edit.transform import move_camera, move_gaussians
 from splatcli.formats.transform import sh_rotation
 from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.rasterizer import render
 from splatcli.rasterizer.reference import sh_basis
 from splatcli.scene.camera import Camera, CameraModel
+from splatcli.similarity import Similarity
 from tests.formats.made import rotation_errors, scene
 from tests.rasterizer.scenes import of_model
 

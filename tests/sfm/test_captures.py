@@ -14,10 +14,10 @@ from scipy.ndimage import map_coordinates
 from splatcli.cli.commands import run
 from splatcli.config import DataConfig
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.georeference import similarity_of
 from splatcli.scene.read import read_scene
 from splatcli.sfm.mapping import centers_of
 from splatcli.sfm.second_motion import share_of_most
+from splatcli.similarity import Similarity
 from tests.cli.tiny import QUICK
 from tests.sfm import corner, panoramas
 from tests.sfm.conftest import write_noise
@@ -313,7 +313,7 @@ def test_photos_that_exif_turns_are_worked_on_as_viewers_show_them(tmp_path: Pat
     matrices = [corner.pose(index) for index in range(6)]
     true = np.stack([-matrix[:3, :3].T @ matrix[:3, 3] for matrix in matrices])
     found = np.stack([centers[f"{index}.jpg"] for index in range(6)])
-    away = np.linalg.norm(similarity_of(found, true)(found) - true, axis=1)
+    away = np.linalg.norm(Similarity.of_pairs(found, true)(found) - true, axis=1)
     assert away.max() < 0.02 * np.linalg.norm(true[0] - true[-1])
     # All cameras agree on what is up, which paths and viewers take it from.
     down = np.stack([model.image(number).cam_from_world().rotation.matrix()[1] for number in model.reg_image_ids()])

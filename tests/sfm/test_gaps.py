@@ -13,13 +13,13 @@ from PIL import Image, ImageFilter
 
 from splatcli.cli.commands import run
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.georeference import similarity_of
 from splatcli.sfm import video
 from splatcli.sfm.gaps import find_gaps, stretches_in
 from splatcli.sfm.images import find_input
 from splatcli.sfm.job import Job, reconstruct
 from splatcli.sfm.mapping import centers_of
 from splatcli.sfm.options import SfmOptions
+from splatcli.similarity import Similarity
 from tests.native.cases import NEEDS_COMPILER
 from tests.sfm import corner
 
@@ -91,7 +91,7 @@ def test_frames_of_a_sudden_pan_join_what_they_lie_between(tmp_path: Path, monke
     found = np.stack([centers[f"frame_{index:06d}.png"] for index in indices])
     matrices = [corner.pose(poses[index]) for index in indices]
     true = np.stack([-matrix[:3, :3].T @ matrix[:3, 3] for matrix in matrices])
-    away = np.linalg.norm(similarity_of(found, true)(found) - true, axis=1)
+    away = np.linalg.norm(Similarity.of_pairs(found, true)(found) - true, axis=1)
     assert away.max() < 0.02 * np.linalg.norm(true[0] - true[-1])
 
 

@@ -24,10 +24,10 @@ from splatcli.scene.georeference import (
     georeference,
     position_of,
     read_sidecar,
-    similarity_of,
     write_sidecar,
 )
 from splatcli.sfm.flight_log import read_flight_log
+from splatcli.similarity import Similarity
 from tests.cli.tiny import QUICK, write_scene
 from tests.native.cases import NEEDS_COMPILER
 from tests.sfm import corner
@@ -165,7 +165,7 @@ def test_positions_of_which_half_are_anywhere_are_not_used_unasked() -> None:
 
 def test_a_mirrored_walk_is_not_mirrored_back() -> None:
     old = np.random.default_rng(2).normal(size=(12, 3))
-    assert np.linalg.det(similarity_of(old, old * [1, 1, -1]).rotation) == pytest.approx(1)
+    assert np.linalg.det(Similarity.of_pairs(old, old * [1, 1, -1]).rotation) == pytest.approx(1)
 
 
 # --- whole commands ---------------------------------------------------------------------------------------------------

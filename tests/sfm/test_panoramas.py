@@ -14,9 +14,9 @@ from splatcli.cli.commands import run
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.decode import decode_rgb, read_header
-from splatcli.scene.georeference import similarity_of
 from splatcli.sfm.panorama import FACES, cut, face_camera, face_from_rig, is_panorama, write_masks
 from splatcli.sfm.process import run_worker
+from splatcli.similarity import Similarity
 from tests.native.cases import NEEDS_COMPILER
 from tests.sfm import corner, panoramas
 from tests.sfm.test_gaps import pipes_stay_open, write_video
@@ -118,7 +118,7 @@ def test_panoramas_are_solved_and_trained_on(tmp_path: Path, capfd) -> None:
         centers.append(-of_faces[0])
         known.append(-panoramas.pose(i)[:3, :3].T @ panoramas.pose(i)[:3, 3])
     assert np.linalg.norm(centers[0] - centers[1]) == pytest.approx(2)
-    similarity = similarity_of(np.array(centers), np.array(known))
+    similarity = Similarity.of_pairs(np.array(centers), np.array(known))
     assert np.linalg.norm(similarity(np.array(centers)) - known, axis=1).max() < 0.01
     for i in range(panoramas.COUNT):
         for face in (0, 4):

@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.georeference import similarity_of
 from splatcli.sfm import matching
 from splatcli.sfm.features import SfmImage, extract
 from splatcli.sfm.images import find_input, readable
 from splatcli.sfm.mapping import centers_of
 from splatcli.sfm.options import SfmOptions
 from splatcli.sfm.report import lines
+from splatcli.similarity import Similarity
 from tests.sfm import corner
 from tests.sfm.conftest import find_cameras_of, write_noise
 
@@ -44,7 +44,7 @@ def test_images_far_apart_are_registered_by_the_second_try(tmp_path: Path) -> No
     centers = centers_of(pycolmap.Reconstruction(solved.folder / "sparse/0"))
     found = np.stack([centers[f"{index}.png"] for index in FAR])
     true = np.stack([center(index) for index in FAR])
-    away = np.linalg.norm(similarity_of(found, true)(found) - true, axis=1)
+    away = np.linalg.norm(Similarity.of_pairs(found, true)(found) - true, axis=1)
     assert away.max() < 0.02 * np.linalg.norm(true[0] - true[2])
 
 
