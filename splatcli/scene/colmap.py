@@ -32,6 +32,7 @@ from splatcli.progress import report
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.depth_maps import AUTO, wants_relative
 from splatcli.scene.find_images import walk
+from splatcli.scene.imported import lines_of
 from splatcli.scene.points import Observations, RawPoints, Tracks, doubt_of, stride
 from splatcli.scene.sfm_report import REPORT, are_cameras_held
 from splatcli.scene.source import (
@@ -46,7 +47,6 @@ from splatcli.scene.source import (
     path_in_scene,
     rigid_pose,
 )
-from splatcli.scene.text_lines import lines_of
 from splatcli.sizes import counted
 
 #: Where tools put models, most wanted first; each may hold one model, or numbered sub-models.

@@ -1,15 +1,16 @@
-"""Parts of the readers of cameras: JSON files, poses with OpenGL axes, names of images, points beside them."""
+"""Parts of the readers of cameras: JSON, XML and text, poses with OpenGL axes, names of images, points beside them."""
 
 from __future__ import annotations
 
 import codecs
+import io
 import json
 import math
 import re
 import unicodedata
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -17,12 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.errors import SceneError
-from splatcli.scene.find_images import (
-    SUFFIXES,
-    UNREAD_SUFFIXES,
-    images_below,
-    is_file,
-)
+from splatcli.progress import report
+from splatcli.scene.find_images import SUFFIXES, UNREAD_SUFFIXES, images_below, is_file
 from splatcli.scene.points import RawPoints, read_points_ply
 from splatcli.scene.source import rigid_pose
 
@@ -33,6 +30,8 @@ _FLIP = np.array([1.0, -1.0, -1.0])
 MAX_BYTES = 128 << 20
 #: The same, of files that hold points as well.
 MAX_BYTES_WITH_POINTS = 512 << 20
+#: Bytes between two reports.
+_REPORT_BYTES = 4_000_000
 _Kind = TypeVar("_Kind", dict[str, Any], list[Any])
 #: Folders of a scene whose images are none of its views.
 _NO_IMAGES = re.compile(r"(masks(_\d+)?|depths?)/")
@@ -242,6 +241,26 @@ def read_text(file: Path) -> str:
 
 def _encoding(content: bytes) -> str:
     return "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """Yield each line of a file with its end.
+
+    Bytes that are no UTF-8 become surrogates, so that they do not end the search for a faulty line; a byte order mark
+    is no part of the text.
+    """
+    with (
+        path.open("rb") as raw,
+        io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file,
+    ):
+        size, reported = path.stat().st_size, 0
+        for line in file:
+            yield line
+            if raw.tell() - reported > _REPORT_BYTES:
+                reported = raw.tell()
+                report(f"reading {path.name}, MB", reported // 1_000_000, size // 1_000_000)
+        if reported:
+            report(f"reading {path.name}, MB", size // 1_000_000, size // 1_000_000)
 
 
 def head(file: Path) -> str:

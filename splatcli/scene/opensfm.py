@@ -16,11 +16,10 @@ from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.brown import Brown, colmap_camera
 from splatcli.scene.fisheye import angles_of, nearest_fisheye
-from splatcli.scene.imported import MAX_BYTES_WITH_POINTS, finite_numbers, load_json, viewmat_of
+from splatcli.scene.imported import MAX_BYTES_WITH_POINTS, finite_numbers, lines_of, load_json, viewmat_of
 from splatcli.scene.observations import ImagePoints, with_doubt
 from splatcli.scene.points import OFF, RawPoints, stride
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
-from splatcli.scene.text_lines import lines_of
 
 FILE = "reconstruction.json"
 #: Where OpenDroneMap has it, beside its images/.
