@@ -181,16 +181,17 @@ def sfm(args: SfmArguments) -> int:
     }
     with open_output(json=args.json, quiet=args.quiet) as out:
         from splatcli.scene.control_points import read_control_points
+        from splatcli.sfm.images import find_input
         from splatcli.sfm.options import SfmOptions
 
         if args.images.is_dir():  # a walk through a large tree takes minutes
             out.note(f"looking for images and videos in {args.images}")
+        inputs = None
         if args.cameras is None:
             _note_cameras(args.images, out)
         else:
             from splatcli.config import DataConfig
             from splatcli.scene.read import read_scene
-            from splatcli.sfm.images import find_input
             from splatcli.sfm.triangulate import known_cameras
 
             scene = read_scene(args.cameras, DataConfig(resolution=1))
@@ -206,15 +207,9 @@ def sfm(args: SfmArguments) -> int:
             from splatcli.sfm.nerfstudio import check_lens_known, write_transforms
 
             check_lens_known(chosen.camera_model)
-        result = find_cameras(
-            args.images,
-            chosen,
-            place=args.output,
-            overwrite=args.overwrite,
-            device=args.device,
-            masks=args.masks,
-            out=out,
-        )
+        if inputs is None:  # after the options, whose mistakes are found sooner
+            inputs = find_input(args.images, args.masks)
+        result = find_cameras(inputs, chosen, place=args.output, overwrite=args.overwrite, device=args.device, out=out)
         facts = {name: value for name, value in result.facts.items() if name != "key"}
         if args.nerfstudio:
             facts["transforms"] = write_transforms(result.folder)
@@ -264,40 +259,22 @@ _COUNTED = {
 
 
 def find_cameras(
-    images: Path,
-    chosen: SfmOptions,
-    *,
-    place: Path | None = None,
-    beside: Path = OUTPUT,
-    overwrite: bool = False,
-    device: str = "auto",
-    masks: str | None = None,
-    out: Output,
-) -> SfmResult:
-    """Run structure from motion with progress, and report on stderr. The arguments are those of run_sfm().
-
-    masks: see find_input().
-    """
-    from splatcli.sfm.images import find_input
-
-    inputs = find_input(images, masks)
-    return _run_and_report(inputs, chosen, place=place, beside=beside, overwrite=overwrite, device=device, out=out)
-
-
-def _run_and_report(
     inputs: SfmInput,
     chosen: SfmOptions,
     *,
-    place: Path | None,
-    beside: Path,
-    overwrite: bool,
     device: str,
     out: Output,
+    place: Path | None = None,
+    beside: Path = OUTPUT,
+    overwrite: bool = False,
     keep_failed: bool = True,
     or_finer: bool = False,
     seconds: float | None = None,
 ) -> SfmResult:
-    """Run structure from motion as find_cameras(), on images that are found already. Arguments as of run_sfm()."""
+    """Run structure from motion with progress, and report on stderr. Arguments as of run_sfm().
+
+    seconds: after which TooSlowError is raised where the rest takes longer; None: no limit.
+    """
     from splatcli.sfm.report import doubts, lines, notes
     from splatcli.sfm.run import gpu_wanted, run_sfm
     from splatcli.sfm.triangulate import Deadline
@@ -337,15 +314,15 @@ def scene_with_cameras(path: Path, data: DataConfig, *, run: Path, overwrite: bo
 
     run: the folder of the run. Raises OutputError for a folder that will be refused, before the work.
     """
+    from splatcli.sfm.images import find_input
     from splatcli.sfm.options import SfmOptions
 
     if not lacks_cameras(path, data):
         return path
     _check_new(run, overwrite=overwrite)
     out.note(f"{scene_name(path)} has no cameras: splat sfm estimates them first")
-    return find_cameras(
-        path, SfmOptions(), beside=run.parent, device=_sfm_device(device), masks=data.masks, out=out
-    ).folder
+    inputs = find_input(path, data.masks)
+    return find_cameras(inputs, SfmOptions(), beside=run.parent, device=_sfm_device(device), out=out).folder
 
 
 def _check_new(run: Path, *, overwrite: bool) -> None:
@@ -401,14 +378,12 @@ def scene_with_points(
         while True:
             left = None if seconds is None else seconds - (time.monotonic() - began)
             try:
-                result = _run_and_report(
+                result = find_cameras(
                     inputs,
                     chosen,
-                    place=None,
-                    beside=run.parent,
-                    overwrite=False,
                     device=_sfm_device(device),
                     out=out,
+                    beside=run.parent,
                     keep_failed=False,
                     or_finer=True,
                     seconds=left,
