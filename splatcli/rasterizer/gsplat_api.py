@@ -502,23 +502,39 @@ class _Projections:
 
     def meta(self, facts: dict[str, Any], means2d: Tensor) -> dict[str, Any]:
         """Return gsplat's dictionary."""
-        image_ids, gaussian_ids = (None, None) if self.rows is None else self.rows
-        fields = {
-            "batch_ids": None if image_ids is None else image_ids // max(1, self.cameras),
-            "camera_ids": None if image_ids is None else image_ids % max(1, self.cameras),
-            "gaussian_ids": gaussian_ids,
-            "radii": self.radii,
-            "means2d": means2d,
-            "depths": self.depths,
-            "conics": self.conics,
-            "opacities": self.opacities,
-        }
-        return _Meta(fields | facts, lambda: self._intersections(facts))
+        image_ids, gaussian_ids = self.rows or (None, None)
+        columns = (self.radii, means2d, self.depths, self.conics, self.opacities)
+        return _Meta(_fields(image_ids, gaussian_ids, *columns, facts), lambda: self._intersections(facts))
 
     def _intersections(self, facts: dict[str, Any]) -> dict[str, Tensor]:
         """Return the tiles of each Gaussian's box, sorted by image, tile and depth, as gsplat encodes it."""
         rows = None if self.rows is None else self.rows[0]
         return _tile_lists(self.means2d.detach(), self.radii, self.depths, rows, self.shape[:-1], facts)
+
+
+def _fields(
+    image_ids: Tensor | None,
+    gaussian_ids: Tensor | None,
+    radii: Tensor,
+    means2d: Tensor,
+    depths: Tensor,
+    conics: Tensor,
+    opacities: Tensor,
+    facts: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the entries of meta but for the tile intersections. image_ids, gaussian_ids: of packed rows, else None."""
+    cameras = max(1, facts["n_cameras"])
+    return {
+        "batch_ids": None if image_ids is None else image_ids // cameras,
+        "camera_ids": None if image_ids is None else image_ids % cameras,
+        "gaussian_ids": gaussian_ids,
+        "radii": radii,
+        "means2d": means2d,
+        "depths": depths,
+        "conics": conics,
+        "opacities": opacities,
+        **facts,
+    }
 
 
 def _tile_lists(
@@ -708,23 +724,13 @@ class _Call:
         )
         if self.mode.endswith("ED"):
             image = torch.cat([image[..., :-1], image[..., -1:] / alpha.clamp(min=1e-10)], dim=-1)
-        fields = {
-            "batch_ids": None if ids[0] is None else ids[0] // max(1, facts["n_cameras"]),
-            "camera_ids": None if ids[0] is None else ids[0] % max(1, facts["n_cameras"]),
-            "gaussian_ids": ids[1],
-            "radii": radii,
-            "means2d": means2d,
-            "depths": depths,
-            "conics": conics,
-            "opacities": own,
-        }
 
         def listed() -> dict[str, Tensor]:
             if tiles is facts:
                 return lists
             return _tile_lists(means2d.detach(), radii, depths.detach(), ids[0], images, facts)
 
-        return image, alpha, _Meta(fields | facts, listed)
+        return image, alpha, _Meta(_fields(*ids, radii, means2d, depths, conics, own, facts), listed)
 
 
 def _tiles(width: int, height: int, size: int) -> dict[str, int]:
