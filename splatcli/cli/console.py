@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self, TextIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, TextIO, cast
 
 from splatcli.errors import OutputError, SplatError, UsageError
 from splatcli.progress import listening
@@ -348,9 +347,7 @@ class ProgressBar:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._out.bar = self._outer
         if self._bar is not None:
             self._bar.stop()
@@ -516,20 +513,7 @@ def _rich_progress(transient: bool) -> Progress:
     return Progress(Line(), console=console, expand=True, transient=transient)
 
 
-class Reporter(Protocol):
-    """Shows the events of a run while it is open."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def report(self, event: Event) -> None:
-        """Show one event."""
-
-
-def make_reporter(out: Output, steps_left: Callable[[], float]) -> Reporter:
+def make_reporter(out: Output, steps_left: Callable[[], float]) -> JsonReporter | ProgressReporter:
     """Return the reporter that suits the output: JSON objects, or a progress bar and messages.
 
     steps_left: how many steps like the present one the rest of the run is worth.
@@ -547,9 +531,7 @@ class JsonReporter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return None
 
     def report(self, event: Event) -> None:

@@ -10,7 +10,7 @@ import stat
 import sys
 import time
 from collections.abc import Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from splatcli.errors import ResourceError
@@ -127,9 +127,7 @@ class Requests:
         self._listen(SAVE)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._before.clear()

@@ -17,10 +17,10 @@ from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.build import COMMON_FLAGS, ISA_FLAGS, find_compiler, source_root
-from splatcli.rasterizer.reference import project_reference
 from splatcli.rasterizer.rendering import ViewRender, chunk_bounds, render
 from splatcli.scene.camera import Camera, CameraModel
 from tests.native.cases import ISAS, NEEDS_COMPILER, Weights, bits, float32, float64, native_outcome
+from tests.rasterizer.reference_projection import project_reference
 from tests.rasterizer.scenes import front_camera, of_model, random_gaussians, random_scene
 from tests.rasterizer.test_native_gradients import check
 from tests.rasterizer.test_native_reference import BACKENDS, BROKEN, backend_of, compare

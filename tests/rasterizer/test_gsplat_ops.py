@@ -18,9 +18,10 @@ from splatcli.rasterizer.gsplat_ops import (
     quat_scale_to_covar_preci,
     world_to_cam,
 )
-from splatcli.rasterizer.reference import project_reference, rotation_matrices
+from splatcli.rasterizer.reference import rotation_matrices
 from splatcli.scene.camera import MODELS, Camera, CameraModel
 from tests.native.cases import NEEDS_COMPILER
+from tests.rasterizer.reference_projection import project_reference
 from tests.rasterizer.scenes import of_model, random_camera, random_gaussians, random_scene
 from tests.rasterizer.test_rasterization import activated, seen_by
 

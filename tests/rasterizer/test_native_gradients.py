@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.rasterizer.reference import JACOBIAN_MARGIN, project_reference
+from splatcli.rasterizer.reference import JACOBIAN_MARGIN
 from splatcli.rasterizer.rendering import render
 from splatcli.rasterizer.train_step import NativeEngine
 from splatcli.scene.camera import Camera
 from tests.native.cases import NEEDS_COMPILER, float64, native_loss, rows_of
+from tests.rasterizer.reference_projection import project_reference
 from tests.rasterizer.scenes import random_image, random_scene
 
 pytestmark = NEEDS_COMPILER

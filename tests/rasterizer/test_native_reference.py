@@ -19,7 +19,7 @@ from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.backend import Backend
-from splatcli.rasterizer.reference import project_reference, render_reference
+from splatcli.rasterizer.reference import render_reference
 from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
 from tests.native.cases import (
@@ -37,6 +37,7 @@ from tests.native.cases import (
     reference_outcome,
     rows_of,
 )
+from tests.rasterizer.reference_projection import project_reference
 from tests.rasterizer.scenes import CONFORMANCE, front_camera, leaves, random_gaussians, random_scene
 
 pytestmark = NEEDS_COMPILER

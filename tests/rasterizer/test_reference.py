@@ -13,8 +13,9 @@ from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, SHN_COUNTS, Gaussians
 from splatcli.rasterizer import reference
-from splatcli.rasterizer.reference import project_reference, render_reference
+from splatcli.rasterizer.reference import render_reference
 from splatcli.scene.camera import Camera
+from tests.rasterizer.reference_projection import project_reference
 from tests.rasterizer.scenes import CONFORMANCE, front_camera, leaves, random_gaussians, random_scene
 
 C0, C1 = 0.28209479177387814, 0.4886025119029199

@@ -14,13 +14,13 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer.reference import (
     BLUR,
     blend_reference,
-    project_reference,
     project_visible,
     render_reference,
     rotation_matrices,
     sh_basis,
 )
 from splatcli.scene.camera import Camera
+from tests.rasterizer.reference_projection import project_reference
 from tests.rasterizer.scenes import leaves, random_scene
 
 F64 = torch.float64
