@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ from splatcli.render.images import RenderSettings
 from splatcli.render.scoring import GroundTruth
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Rgb
-from splatcli.scene.georeference import place_text
+from splatcli.scene.georeference import offset_text, place_text
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene as EngineScene
 from splatcli.train.backgrounds import parse_background, training_image_background
@@ -409,8 +409,7 @@ class Model:
             )
         comments = []
         if any(self.offset):
-            place = " ".join(f"{value:.15g}" for value in self.offset)
-            comments = [f"splatcli: add {place} to positions for the input's coordinates"]
+            comments = [f"splatcli: {offset_text(self.offset)}"]
         if self.place is not None:
             comments.append(f"splatcli: {place_text(self.place)}")
         metadata = ExportMetadata.of_cameras(self.cameras, comments, self.settings.antialiased, self.place)
@@ -829,9 +828,7 @@ class _Interrupts:
         self.reason = "SIGINT"
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._listens:
             self._listens = False
             signal.signal(signal.SIGINT, self._before)

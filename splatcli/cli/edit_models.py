@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from splatcli.cli.export import offset_note, place_note
+from splatcli.cli.export import place_note
 from splatcli.cli.model import find_model, is_run_folder, load_model, refuse_empty
 from splatcli.errors import SceneError, UsageError
 
@@ -90,7 +90,9 @@ def with_align_targets(operations: Sequence[Operation], out: Output) -> list[Ope
 
 def _frame(offset: tuple[float, ...], on_earth: str | None) -> list[str]:
     """Return the notes that say where coordinates lie in the input and on the Earth."""
-    return [*([offset_note(offset)] if any(offset) else []), *([on_earth] if on_earth else [])]
+    from splatcli.scene.georeference import offset_text
+
+    return [*([offset_text(offset)] if any(offset) else []), *([on_earth] if on_earth else [])]
 
 
 def edit_model(

@@ -343,6 +343,7 @@ def _cameras(loaded: Model, frame: Frame, out: Output) -> bytes:
 
     from splatcli.edit.transform import move_camera
     from splatcli.render.camera_files import cameras_json
+    from splatcli.scene.georeference import offset_text
     from splatcli.similarity import Similarity
 
     if loaded.checkpoint is None:
@@ -354,7 +355,7 @@ def _cameras(loaded: Model, frame: Frame, out: Output) -> bytes:
         back = Similarity(shift=np.array(offset))
         return cameras_json([move_camera(camera, back) for camera in cameras]).encode()
     if any(offset):
-        out.note(f"note: the scene lies far from its origin and was moved: {offset_note(offset)}")
+        out.note(f"note: the scene lies far from its origin and was moved: {offset_text(offset)}")
     return cameras_json(cameras, offset).encode()
 
 
@@ -364,6 +365,7 @@ def _selected(
     """Return the Gaussians that go into the file, as its format can hold them, and the facts beside them."""
     from splatcli.formats.format import ExportMetadata
     from splatcli.formats.selection import moved, select
+    from splatcli.scene.georeference import offset_text
 
     checkpoint, gaussians = loaded.checkpoint, loaded.gaussians
     offset = checkpoint.dataset.offset if checkpoint else (0.0, 0.0, 0.0)
@@ -372,8 +374,8 @@ def _selected(
         gaussians, error = moved(gaussians, offset)
         out.note(f"note: in the input's own frame float32 tells positions to {error:.2g} units only")
     elif any(offset):
-        comments = [f"splatcli: {offset_note(offset)}"]
-        out.note(f"note: the scene lies far from its origin and was moved: {offset_note(offset)}")
+        comments = [f"splatcli: {offset_text(offset)}"]
+        out.note(f"note: the scene lies far from its origin and was moved: {offset_text(offset)}")
     place = None if checkpoint is None else place_note(checkpoint)
     if place is not None:
         comments.append(f"splatcli: {place}")
@@ -404,8 +406,3 @@ def place_note(checkpoint: Checkpoint) -> str | None:
     # Checkpoints of earlier versions lack the place, which is still beside their scene.
     place = dataset.place or place_of(read_sidecar(Path(dataset.root), checkpoint.config.data.model))
     return None if place is None else place_text(place)
-
-
-def offset_note(offset: tuple[float, ...]) -> str:
-    """Return how positions of a scene that was moved become those of its input."""
-    return f"add {' '.join(f'{value:.15g}' for value in offset)} to positions for the input's coordinates"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splatcli.cli import options
-from splatcli.cli.export import offset_note, place_note
+from splatcli.cli.export import place_note
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -209,14 +209,16 @@ def _cameras(loaded: Model, args: MeshArguments, out: Output) -> list[Camera]:
 
 def _comments(loaded: Model, out: Output) -> list[str]:
     """Return what a file says of its coordinates, and note it."""
+    from splatcli.scene.georeference import offset_text
+
     if loaded.checkpoint is None:
         return []
     offset = loaded.checkpoint.dataset.offset
     place = place_note(loaded.checkpoint)
     comments = [] if place is None else [place]
     if any(offset):
-        comments.append(offset_note(offset))
-        out.note(f"note: the scene lies far from its origin and was moved: {offset_note(offset)}")
+        comments.append(offset_text(offset))
+        out.note(f"note: the scene lies far from its origin and was moved: {offset_text(offset)}")
     return comments
 
 

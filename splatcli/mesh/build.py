@@ -18,7 +18,7 @@ from torch import Tensor
 
 from splatcli.errors import ResourceError, UsageError
 from splatcli.gaussians import Gaussians
-from splatcli.mesh.depth import COVERED, points_of, project, surface_depth
+from splatcli.mesh.depth import COVERED, camera_z, points_of, project, surface_depth
 from splatcli.mesh.surface import Mesh, largest_components
 from splatcli.mesh.volume import BLOCK_BYTES, TRUNCATION, Region, Volume
 from splatcli.progress import track
@@ -200,9 +200,7 @@ def _coloured(
         ray = vertices[rows] - torch.from_numpy(camera.center).float()
         distance = ray.norm(dim=1)
         facing = -(ray * normals[rows]).sum(dim=1) / distance
-        row = torch.from_numpy(camera.viewmat[2]).float()
-        z = vertices[rows] @ row[:3] + row[3]
-        hit = (torch.from_numpy(maps.depth).view(-1)[pixel] - z).abs() < tolerance
+        hit = (torch.from_numpy(maps.depth).view(-1)[pixel] - camera_z(vertices[rows], camera)).abs() < tolerance
         hit &= torch.from_numpy(maps.alpha).view(-1)[pixel] >= COVERED
         weight = torch.where(hit, facing.clamp(min=0) / distance.square(), 0.0)
         summed[rows] += weight[:, None] * maps.rgb.cpu().view(-1, 3)[pixel]

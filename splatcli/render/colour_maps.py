@@ -111,10 +111,16 @@ def error_map(
     masked: [H, W] bool, pixels that take no part; they are grey.
     """
     error = np.abs(truth.astype(np.int16) - render.astype(np.int16)).mean(-1) / 255.0
-    image = heat(position(error))
-    if masked is not None:
-        image[masked] = MASKED_COLOUR
-    return image
+    return mask_grey(heat(position(error)), masked)
+
+
+def mask_grey(photo: NDArray[np.uint8], masked: NDArray[np.bool_] | None) -> NDArray[np.uint8]:
+    """Return an image [H, W, 3] with grey in place of the pixels that are masked, [H, W]."""
+    if masked is None:
+        return photo
+    shown = photo.copy()
+    shown[masked] = MASKED_COLOUR
+    return shown
 
 
 def _table() -> NDArray[np.uint8]:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from splatcli.gaussians import Gaussians
-from splatcli.render.colour_maps import MASKED_COLOUR, error_map
+from splatcli.render.colour_maps import error_map, mask_grey
 from splatcli.render.images import RenderSettings, render_pixels
 from splatcli.render.scoring import GroundTruth
 from splatcli.scene.camera import Camera
@@ -96,7 +96,7 @@ class Comparer:
             images["difference"] = error_map(found.pixels, images["a"], found.masked)
         if found is None:
             return ViewImages(images)
-        images["photo"] = found.pixels if found.masked is None else _masked(found.pixels, found.masked)
+        images["photo"] = mask_grey(found.pixels, found.masked)
         return ViewImages(images, found.masked)
 
 
@@ -114,12 +114,6 @@ def score(view: Camera, shown: ViewImages) -> ViewFigures:
             figures[f"psnr_{name}"] = psnr(shades[x], shades[y], mask)
             figures[f"ssim_{name}"] = ssim(shades[x], shades[y], mask)
     return ViewFigures(view, figures)
-
-
-def _masked(photo: NDArray[np.uint8], masked: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    shown = photo.copy()
-    shown[masked] = MASKED_COLOUR
-    return shown
 
 
 def mean_figures(views: Sequence[ViewFigures]) -> dict[str, float]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.errors import SceneError, UsageError
-from splatcli.render.colour_maps import MASKED_COLOUR, error_map
+from splatcli.render.colour_maps import MASKED_COLOUR, error_map, mask_grey
 from splatcli.render.images import COMPARED, LAYERS, ModelRenderer, RenderedMaps, layer_images, to_uint8
 from splatcli.render.scoring import Comparison, GroundTruth
 from splatcli.scene.camera import MODELS, Camera, CameraModel
@@ -122,7 +122,5 @@ class ViewRenderer:
                 where=camera.name,
                 remedy="leave photo and error out of --what",
             )
-        photo = one.truth.copy()
-        if one.masked is not None:
-            photo[one.masked] = MASKED_COLOUR
+        photo = mask_grey(one.truth, one.masked)
         return {"photo": photo, "error": error_map(one.truth, one.pixels, one.masked)}

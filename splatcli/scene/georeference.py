@@ -257,6 +257,11 @@ def place_of(sidecar: Mapping[str, Any] | None) -> tuple[float, float, float] | 
     return None if origin is None else (float(origin["latitude"]), float(origin["longitude"]), float(origin["height"]))
 
 
+def offset_text(offset: Sequence[float]) -> str:
+    """Return how positions of a scene that was moved become those of its input, for comments in files and notes."""
+    return f"add {' '.join(f'{value:.15g}' for value in offset)} to positions for the input's coordinates"
+
+
 def place_text(place: Sequence[float]) -> str:
     """Return a text that says where a scene lies, for comments in files and notes."""
     numbers = " ".join(f"{value:.9g}" for value in place)
