@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -55,15 +53,8 @@ from splatcli.sfm.prepare import Prepared, check_count, prepare, reasons
 from splatcli.sfm.report import TURNED, model_facts, versions
 from splatcli.sfm.rotation import rotation_share
 from splatcli.sfm.second_motion import second_motion
-from splatcli.sfm.static_masks import (
-    Overlays,
-    find_borders,
-    find_overlays,
-    outside,
-    points_of,
-    write_static_masks,
-)
-from splatcli.sfm.stationary import Places, boxes_of, drop_stationary, find_stationary
+from splatcli.sfm.static_masks import StaticParts, border_facts, find_borders, write_static_masks
+from splatcli.sfm.stationary import Places, drop_stationary, known_stationary
 from splatcli.sfm.triangulate import hold_lenses, pairs_by_pose, triangulate
 from splatcli.sfm.video import write_more_frames
 
@@ -95,19 +86,6 @@ class Mapped:
     def name_of(self, number: int) -> str:
         """Return the name of the image that has a number in the database."""
         return next(item.image.name for item in self.stored if item.number == number)
-
-
-@dataclass(frozen=True, slots=True)
-class StaticParts:
-    """Parts of the images of a size that stay at one place while the camera moves.
-
-    regions: places of features behind or beside the scene. overlays: what is drawn on the images. dropped: places
-    around which features are dropped, those of both.
-    """
-
-    regions: Places
-    overlays: Overlays
-    dropped: Places
 
 
 def reconstruct(
@@ -159,7 +137,10 @@ class Job:
         unreadable = {**self.prepared.unreadable, **reasons(bad)}
         check_count(self.inputs, [item.image.name for item in stored], unreadable)
         keys = keys_of(stored, images)
-        static, static_facts = self._find_static_parts(database, stored)
+        places = known_stationary(self.folder / "work" / STATIONARY, database, stored, self.options.max_image_size)
+        used = [item.image for item in stored]
+        static = StaticParts.of(used, places, self.threads, drawn=self._makes_masks(used))
+        static_facts = static.facts(used)
         stored = drop_stationary(database, stored, keys, static.dropped, self.options.max_image_size)
         how, pairs = self._choose_pairs(stored)
         if self.options.cameras is not None:
@@ -208,7 +189,7 @@ class Job:
             "retried": retried,
             "unreadable": unreadable,
             **static_facts,
-            "borders": self._border_facts(stored),
+            "borders": border_facts([item.image for item in stored]),
             "panoramas": self.prepared.panoramas,
             "upright_copies": self.prepared.upright_copies,
             "masks": masks or made,
@@ -378,40 +359,6 @@ class Job:
         seed, progress = self.options.seed, self.phases.start(phase)
         return match(database, keys, pairs, seed=seed, threads=self.threads, gpu=self.gpu, progress=progress)
 
-    def _find_static_parts(
-        self, database: Path, stored: list[Stored]
-    ) -> tuple[StaticParts, dict[str, list[dict[str, Any]]]]:
-        """Return what stays at one place of the images, and the facts of it.
-
-        Places of features that do not move are those that an earlier Job found, if one did.
-        """
-        file = self.folder / "work" / STATIONARY
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-            places = {(fact["width"], fact["height"]): np.array(fact["places"], np.float32) for fact in found}
-        except (OSError, ValueError):
-            places = find_stationary(database, stored, self.options.max_image_size)
-            found = [{"width": size[0], "height": size[1], "places": at.tolist()} for size, at in places.items()]
-            file.write_text(json.dumps(found), encoding="utf-8")
-        images = [item.image for item in stored]
-        overlays = find_overlays(images, places, self.threads) if self._makes_masks(images) else {}
-        points = {size: points_of(overlay, size) for size, overlay in overlays.items()}
-        regions = outside(places, overlays)
-        count = Counter((image.width, image.height) for image in images)
-
-        def facts(regions: Places) -> list[dict[str, Any]]:
-            return [
-                {"width": size[0], "height": size[1], "images": count[size], "boxes": boxes_of(at, size)}
-                for size, at in regions.items()
-            ]
-
-        stationary = [{**fact, "places": len(at)} for fact, at in zip(facts(regions), regions.values(), strict=True)]
-        dropped = {
-            size: np.concatenate([at for at in (places.get(size), points.get(size)) if at is not None])
-            for size in {**places, **points}
-        }
-        return StaticParts(regions, overlays, dropped), {"stationary": stationary, "overlays": facts(points)}
-
     def _makes_masks(self, images: list[SfmImage]) -> bool:
         """Return whether images get masks of what is not of the scene: none are given or refused."""
         return self.inputs.static_masks and not any(image.mask or image.panorama for image in images)
@@ -421,15 +368,6 @@ class Job:
         if self._makes_masks(images):
             self.borders = find_borders(images, self.threads)
         return [replace(image, border=self.borders.get(image.name, image.border)) for image in images]
-
-    def _border_facts(self, stored: list[Stored]) -> list[dict[str, Any]]:
-        """Return the borders of images of each size, in pixels, and how many images have them."""
-        found = Counter((item.image.width, item.image.height, item.image.border) for item in stored)
-        return [
-            {"width": width, "height": height, "images": count, "pixels": list(border)}
-            for (width, height, border), count in sorted(found.items())
-            if any(border)
-        ]
 
     def _write_static_masks(self, images: list[SfmImage], static: StaticParts) -> int:
         """Write masks/ of borders and of what stands still in the images, which lie in images/ now; return how many."""

@@ -14,8 +14,10 @@ Watermarks"). It is closed: its gradients point to all sides and cancel, where t
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -30,10 +32,48 @@ from splatcli.errors import SceneError
 from splatcli.scene.borders import black_borders, may_have_borders, sure_borders
 from splatcli.scene.decode import decode_rgb
 from splatcli.sfm.features import Border, SfmImage
-from splatcli.sfm.stationary import FEWEST_PLACES, Places, Size
+from splatcli.sfm.stationary import FEWEST_PLACES, Places, Size, boxes_of
 
 Bools = NDArray[np.bool_]
 Overlays = Mapping[Size, Bools]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StaticParts:
+    """Parts of the images of a size that stay at one place while the camera moves.
+
+    regions: places of features behind or beside the scene. overlays: what is drawn on the images. dropped: places
+    around which features are dropped, those of both.
+    """
+
+    regions: Places
+    overlays: Overlays
+    dropped: Places
+
+    @classmethod
+    def of(cls, images: Sequence[SfmImage], places: Places, threads: int, *, drawn: bool) -> StaticParts:
+        """Return the parts of images. places: of the features that do not move. drawn: whether overlays are sought."""
+        overlays = find_overlays(images, places, threads) if drawn else {}
+        points = {size: points_of(overlay, size) for size, overlay in overlays.items()}
+        dropped = {
+            size: np.concatenate([at for at in (places.get(size), points.get(size)) if at is not None])
+            for size in {**places, **points}
+        }
+        return cls(outside(places, overlays), overlays, dropped)
+
+    def facts(self, images: Sequence[SfmImage]) -> dict[str, list[dict[str, Any]]]:
+        """Return the facts of the report. images: those that the parts are of."""
+        count = Counter((image.width, image.height) for image in images)
+
+        def boxes(places: Places) -> list[dict[str, Any]]:
+            return [
+                {"width": size[0], "height": size[1], "images": count[size], "boxes": boxes_of(at, size)}
+                for size, at in places.items()
+            ]
+
+        regions = zip(boxes(self.regions), self.regions.values(), strict=True)
+        points = {size: points_of(overlay, size) for size, overlay in self.overlays.items()}
+        return {"stationary": [{**fact, "places": len(at)} for fact, at in regions], "overlays": boxes(points)}
 
 
 # --- what stands still ------------------------------------------------------------------------------------------------
@@ -421,6 +461,16 @@ def find_borders(images: Sequence[SfmImage], threads: int = 1) -> dict[str, Bord
                 if any(border):
                     found |= dict.fromkeys((image.name for image in group), border)
     return found
+
+
+def border_facts(images: Sequence[SfmImage]) -> list[dict[str, Any]]:
+    """Return the borders of images of each size, in pixels, and how many images have them."""
+    found = Counter((image.width, image.height, image.border) for image in images)
+    return [
+        {"width": width, "height": height, "images": count, "pixels": list(border)}
+        for (width, height, border), count in sorted(found.items())
+        if any(border)
+    ]
 
 
 def _sure(images: Sequence[SfmImage], size: Size) -> Border:

@@ -7,6 +7,7 @@ feature is not of the scene. Such places are found before images are matched, an
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -63,6 +64,20 @@ class _Group:
         xy = self.xy(number)
         away = cKDTree(places).query(xy, distance_upper_bound=_AROUND * self.scale)[0]
         return np.asarray(np.isinf(away), dtype=np.bool_)
+
+
+def known_stationary(
+    file: Path, database: Path, stored: Sequence[Stored], max_image_size: int
+) -> dict[Size, NDArray[np.float32]]:
+    """Return find_stationary(), from ``file`` where an earlier call has left it there; else it is left there now."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {(fact["width"], fact["height"]): np.array(fact["places"], np.float32) for fact in found}
+    except (OSError, ValueError):
+        places = find_stationary(database, stored, max_image_size)
+        found = [{"width": size[0], "height": size[1], "places": at.tolist()} for size, at in places.items()]
+        file.write_text(json.dumps(found), encoding="utf-8")
+        return places
 
 
 def find_stationary(database: Path, stored: Sequence[Stored], max_image_size: int) -> dict[Size, NDArray[np.float32]]:
