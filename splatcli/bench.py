@@ -24,13 +24,13 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from splatcli import __version__, machine
+from splatcli.checkpoint.atomic import ended_by_signals
 from splatcli.config import UNREADABLE_TOML
 from splatcli.errors import ResourceError, SceneError, SplatError, UsageError
 
@@ -290,16 +290,14 @@ def _run(arguments: list[str], log: Path, mode: str = "w") -> resource.struct_ru
         process = subprocess.Popen(
             [sys.executable, "-m", "splatcli", *arguments], stdout=subprocess.DEVNULL, stderr=words
         )
-        before = signal.signal(signal.SIGTERM, _leave)
         try:
-            _, status, usage = os.wait4(process.pid, 0)
+            with ended_by_signals():
+                _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
         except BaseException:
             process.send_signal(signal.SIGTERM)
             process.wait()
             raise
-        finally:
-            signal.signal(signal.SIGTERM, before)
     if process.returncode != 0:
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
         kinds = {kind.exit_code: kind for kind in SplatError.__subclasses__()}
@@ -309,10 +307,6 @@ def _run(arguments: list[str], log: Path, mode: str = "w") -> resource.struct_ru
             remedy="correct the plan and run it again; finished measurements are kept",
         )
     return usage
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def _evaluation(run: Path, log: Path) -> dict[str, Any]:

@@ -330,11 +330,7 @@ def _claim(place: Path, blocks: str, scene: Path) -> None:
         elif others:
             raise OutputError("the output folder exists and is not empty", where=place, remedy="choose another -o")
     text = json.dumps(record, indent=2) + "\n"
-    write_atomically(path, lambda file: _put(file, text), what="record of blocks")
-
-
-def _put(file: Any, text: str) -> None:
-    file.write(text.encode())
+    write_atomically(path, lambda file: file.write(text.encode()), what="record of blocks")
 
 
 def _record(place: Path, *, damaged: dict[str, str] | None = None) -> dict[str, str]:

@@ -12,10 +12,8 @@ from splatcli.errors import UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.alpha_loss import alpha_loss_reference
 from splatcli.rasterizer.batch import apply_gradients
-from splatcli.rasterizer.depth_loss import depth_loss_reference
-from splatcli.rasterizer.reference_engine import recolour_reference
+from splatcli.rasterizer.reference_engine import recolour_reference, with_terms
 from splatcli.rasterizer.rendering import ViewRender, backend_for
 from splatcli.rasterizer.step_inputs import DensifyStats, StepInputs, SyncEngine
 from splatcli.rasterizer.train_step import TrainStepPipeline
@@ -97,12 +95,7 @@ class LossEngine(SyncEngine):
             more = {name: there[name] for name in self._asked}
             loss = self._loss(image, inputs.target.to(image.dtype) / 255.0, counts, **more)
             _check_scalar(loss)
-            if inputs.depth is not None:
-                loss = loss + depth_loss_reference(drawn.alpha, drawn.depth, inputs.depth)
-            minimised = loss
-            if inputs.has_alpha_term:
-                weights = inputs.alpha_lambda, inputs.mask_lambda
-                minimised = loss + alpha_loss_reference(drawn.alpha, inputs.target, inputs.mask, *weights)
+            loss, minimised = with_terms(loss, drawn.alpha, drawn.depth, inputs)
             # Not autograd.grad(): parameters of the caller's loss get their gradients too.
             minimised.backward()  # type: ignore[no-untyped-call]
         gradients = leaves.map(lambda leaf: _grad(leaf).contiguous())

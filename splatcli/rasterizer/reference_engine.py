@@ -70,12 +70,7 @@ class ReferenceEngine(SyncEngine):
             if inputs.mask is not None:
                 image = image.masked_fill(inputs.mask[..., None], 0.0)
             loss = loss_reference(image, inputs.target.to(image.dtype) / 255.0, inputs.ssim_lambda)
-            if inputs.depth is not None:
-                loss = loss + depth_loss_reference(alpha, depth, inputs.depth)
-            minimised = loss
-            if inputs.has_alpha_term:
-                weights = inputs.alpha_lambda, inputs.mask_lambda
-                minimised = loss + alpha_loss_reference(alpha, inputs.target, inputs.mask, *weights)
+            loss, minimised = with_terms(loss, alpha, depth, inputs)
             groups = [getattr(leaves, name) for name in GROUPS]
             trained = [tensor for tensor in (pose, colours) if tensor is not None]
             found = torch.autograd.grad(
@@ -88,6 +83,16 @@ class ReferenceEngine(SyncEngine):
         v_params = (None if pose is None else next(rest).cpu(), None if colours is None else next(rest).cpu())
         grads = Gaussians(**dict(zip(GROUPS, by_group, strict=True)))
         return float(loss.detach()), grads, index, splats, v_means2d, v_params
+
+
+def with_terms(loss: Tensor, alpha: Tensor, depth: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
+    """Return the loss of an image with the depth term, which is reported, and with the alpha term too."""
+    if inputs.depth is not None:
+        loss = loss + depth_loss_reference(alpha, depth, inputs.depth)
+    if not inputs.has_alpha_term:
+        return loss, loss
+    weights = inputs.alpha_lambda, inputs.mask_lambda
+    return loss, loss + alpha_loss_reference(alpha, inputs.target, inputs.mask, *weights)
 
 
 def recolour_reference(image: Tensor, colours: Tensor) -> Tensor:

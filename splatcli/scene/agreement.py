@@ -34,15 +34,11 @@ def disagreement(one: SceneSource, other: SceneSource) -> str | None:
 
 def _paired(one: list[View], other: list[View]) -> list[tuple[View, View]] | None:
     """Pair the views of both by name, without endings, and without folders if only those differ; else return None."""
-    for key in (_path, _stem):
-        first, second = ({key(view): view for view in views} for views in (one, other))
+    for key in (path_key, _stem):
+        first, second = ({key(view.name): view for view in views} for views in (one, other))
         if first.keys() == second.keys() and len(first) == len(one):
             return [(first[name], second[name]) for name in sorted(first)]
     return None
-
-
-def _path(view: View) -> str:
-    return path_key(view.name)
 
 
 def path_key(name: str) -> str:
@@ -50,8 +46,8 @@ def path_key(name: str) -> str:
     return str(PurePosixPath(name).with_suffix("")).casefold()
 
 
-def _stem(view: View) -> str:
-    return PurePosixPath(view.name).stem.casefold()
+def _stem(name: str) -> str:
+    return PurePosixPath(name).stem.casefold()
 
 
 def _turns(one: list[View], other: list[View]) -> NDArray[np.float64]:
