@@ -184,16 +184,24 @@ def test_contradictions_are_refused(arguments: tuple[str, ...], words: str, capf
 
 
 @NEEDS_COMPILER
-def test_sigterm_ends_the_run_too(scene: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_run_too(number: signal.Signals, scene: Path, tmp_path: Path) -> None:
     command = [*splat_command(), "bench", str(scene), "--seeds", "1", "-o", str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    # A shell of the tests may ignore SIGHUP, and children inherit that.
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
     folder = tmp_path / "thing--default--1"
     while not (folder / "ckpts").exists():
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, words = process.communicate(timeout=60)
-    assert process.returncode == 143
+    assert process.returncode == 128 + number
     assert "Traceback" not in words
     with RunDir.open(folder):  # refused while another process trains in it
         pass
