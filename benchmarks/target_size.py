@@ -30,7 +30,7 @@ NAMES = ("sog", "spz", "compressed.ply")
 
 def psnr(gaussians: Gaussians, model: splatcli.Model, scene: splatcli.Scene) -> float:
     """The mean over the held-out views, with colours of 8 bits."""
-    shown = splatcli.Model(gaussians, settings=replace(model.settings, sh_degree=gaussians.sh_degree))
+    shown = splatcli.Model(gaussians, settings=model.settings)
     found = []
     for index in scene.test:
         image = shown.render(scene.cameras[index]).image

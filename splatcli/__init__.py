@@ -1,7 +1,14 @@
 """splatcli: photos to 3D Gaussian Splats, from the command line."""
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING
+
+if "torch" not in sys.modules:
+    # Torch's OpenMP threads sleep between operations, here and in child processes. By default they spin after each
+    # operation on many elements, and take the cores of the native library's threads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from splatcli.api import Model as Model

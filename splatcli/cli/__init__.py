@@ -19,7 +19,6 @@ def main() -> int:
             collect_garbage_rarely,
             end_imports_at_once,
             leave_garbage,
-            let_idle_threads_sleep,
             refuse_pipes,
         )
 
@@ -29,7 +28,6 @@ def main() -> int:
         if "--plain" in sys.argv:
             os.environ["SPLATCLI_PLAIN"] = "1"  # also for processes that the command starts with its own words
             sys.argv.remove("--plain")
-        let_idle_threads_sleep()
         from splatcli.cli.commands import run
 
         try:

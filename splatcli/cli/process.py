@@ -24,15 +24,6 @@ _OF_A_THREAD, _MOST_THREADS = 128 << 20, 64
 _WORDS = {"--help", "-h", "--help-all", "--version", "-V", "--install-completion", "--show-completion"}
 
 
-def let_idle_threads_sleep() -> None:
-    """Make torch's OpenMP threads sleep between operations, here and in processes that this one starts.
-
-    By default they spin after each operation on many elements, and take the cores of the native library's threads.
-    Works before torch is imported. What the environment already says about it stays.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
 #: New objects, less freed ones, before Python looks for reference cycles; looks before one at older objects, twice.
 _GC_THRESHOLD = (50_000, 20, 100)
 
