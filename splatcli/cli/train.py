@@ -52,7 +52,12 @@ class TrainArguments:
         bool, typer.Option("--overwrite", help="Move a run that is in DIR aside, to DIR.old-1, instead of refusing.")
     ] = False
     preset: Annotated[
-        str, typer.Option("--preset", metavar="NAME", help="fast, default or quality: settings that go together.")
+        str,
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            help="Settings that go together: fast, default, quality, or 3dgs, the original method as a baseline.",
+        ),
     ] = "default"
     config: options.ConfigFile = None
     assignments: options.Assignments = None

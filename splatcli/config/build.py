@@ -25,11 +25,43 @@ from splatcli.config.settings import (
 )
 from splatcli.errors import UsageError
 
+#: The method of the original program (INRIA, since October 2024), without what later methods and this one add to it.
+#: Learning rates are not scaled to the length of a run.
+_ORIGINAL: dict[str, Any] = {
+    "strategy.name": "adc",
+    "strategy.cap_max": None,
+    "strategy.revised_opacity": False,
+    "strategy.prune_scale3d": 0.1,
+    "strategy.max_scale3d": 0.0,
+    "strategy.prune_near": 0.0,
+    "optim.means_lr": 1.6e-4,
+    "optim.means_lr_final": 1.6e-6,
+    "optim.means_size_power": 0.0,
+    "optim.log_scales_lr": 5e-3,
+    "optim.quats_lr": 1e-3,
+    "optim.logit_opacities_lr": 0.025,
+    "optim.sh0_lr": 2.5e-3,
+    "optim.shN_lr": 1.25e-4,
+    "optim.final_factor": 1.0,
+    "data.near_share": 0.0,
+    "data.max_point_error": 0.0,
+    "model.random_points": 100_000,
+    "model.sky_points": 0,
+    "schedule.num_downscales": 0,
+    "train.dropout": 0.0,
+    "train.sh_views": 0.0,
+    "train.sh_prior": 0.0,
+    "train.alpha_lambda": 0.0,
+    "train.mask_lambda": 0.0,
+    "train.max_view_error": 0.0,
+}
+
 #: ``--preset``; docs/quality.md has the figures of each.
 PRESETS: dict[str, dict[str, Any]] = {
     "fast": {"strategy.cap_max": "auto", "train.iterations": 7_000},
     "default": {"strategy.cap_max": "auto"},
     "quality": {"strategy.cap_max": "auto", "train.antialiased": True},
+    "3dgs": _ORIGINAL,
 }
 
 #: tomllib raises these: for bytes that are not UTF-8, bad grammar, numbers of thousands of digits, deep nesting.
@@ -108,6 +140,9 @@ def build_config(
             "optim": OptimConfig.scaled(steps, batch, made_points=config.model.init in MADE_STARTS).model_dump(),
         }
         strategy = strategy_recipe(config.strategy.name, steps, schedule, batch)
+        if config.strategy.name != preset_recipe(preset).get("strategy.name", config.strategy.name):
+            # Another strategy than the preset's is given: its own recipe counts.
+            values = {key: value for key, value in values.items() if key in given or key not in strategy}
         merged = {**_flatten(config.model_dump()), **_flatten(recipe), **strategy, **values}
         config = Config.model_validate(_nest(merged))
     except ValidationError as error:

@@ -34,7 +34,7 @@ def test_the_cap_goes_with_pixels_and_slowly_with_views() -> None:
 
 
 def test_presets_give_way_to_everything_that_is_given() -> None:
-    assert set(PRESETS) == {"fast", "default", "quality"}
+    assert set(PRESETS) == {"fast", "default", "quality", "3dgs"}
     fast = build_config(preset="fast")
     assert fast.train.iterations < 30_000
     assert fast.strategy.cap_max == "auto"
@@ -44,6 +44,32 @@ def test_presets_give_way_to_everything_that_is_given() -> None:
     assert build_config({"strategy.cap_max": "none"}, preset="fast").strategy.cap_max is None
     with pytest.raises(UsageError, match="no preset 'best'"):
         build_config(preset="best")
+
+
+def test_the_preset_of_the_original_method_has_its_settings_at_any_length() -> None:
+    config = build_config(preset="3dgs")
+    optim, schedule, strategy = config.optim, config.schedule, config.strategy
+    assert (optim.means_lr, optim.means_lr_final, optim.means_size_power) == (1.6e-4, 1.6e-6, 0.0)
+    rates = (optim.sh0_lr, optim.shN_lr, optim.logit_opacities_lr, optim.log_scales_lr, optim.quats_lr)
+    assert rates == (2.5e-3, 2.5e-3 / 20, 0.025, 5e-3, 1e-3)
+    assert (optim.beta1, optim.beta2, optim.eps, optim.final_factor) == (0.9, 0.999, 1e-15, 1.0)
+    steps = (schedule.refine_start, schedule.refine_stop, schedule.refine_every, schedule.reset_every)
+    assert steps == (500, 15_000, 100, 3_000)
+    assert (schedule.sh_degree_interval, schedule.lr_steps, schedule.num_downscales) == (1_000, 30_000, 0)
+    assert (strategy.name, strategy.cap_max, strategy.long_axis_split) == ("adc", None, False)
+    assert (strategy.prune_opacity, strategy.grow_scale3d, strategy.prune_scale3d) == (0.005, 0.01, 0.1)
+    assert (strategy.revised_opacity, strategy.prune_near, strategy.max_scale3d) == (False, 0.0, 0.0)
+    train = config.train
+    assert (train.iterations, train.ssim_lambda, train.background) == (30_000, 0.2, "black")
+    added = (train.dropout, train.sh_views, train.sh_prior, train.alpha_lambda, train.mask_lambda, train.max_view_error)
+    assert not any(added)
+    assert (config.model.init_opacity, config.model.random_points, config.model.sky_points) == (0.1, 100_000, 0)
+    assert (config.data.near_share, config.data.max_point_error) == (0.0, 0.0)
+    short = build_config({"train.iterations": 3_000}, preset="3dgs")
+    assert short.optim == optim
+    assert (short.schedule.refine_stop, short.schedule.lr_steps) == (1_500, 3_000)
+    mcmc = build_config({"strategy.name": "mcmc"}, preset="3dgs")
+    assert (mcmc.optim.logit_opacities_lr, mcmc.strategy.cap_max, mcmc.model.init_opacity) == (0.05, 1_000_000, 0.5)
 
 
 @pytest.mark.parametrize("cap", [0, -3, "many", 1.5])
