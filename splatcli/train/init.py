@@ -1,6 +1,6 @@
 """Initialisation: the Gaussians before the first step, from SfM points, silhouettes, random points, or a model.
 
-``cap_max = "auto"`` estimates the number of Gaussians that the images can resolve.
+``cap_max = "auto"`` derives the number of Gaussians from the size and number of images.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def resolve_cap(config: Config, scene: Scene, start: int) -> tuple[Config, list[
     if config.strategy.cap_max != "auto":
         return config, []
     cap = auto_cap(scene, start)
-    note = f"growth stops at {cap:,} Gaussians, about as many as the images can resolve"
+    note = f"growth stops at {cap:,} Gaussians, from the size and number of images; --cap-max sets another number"
     return resolve(config, auto_cap=cap), [note]
 
 
