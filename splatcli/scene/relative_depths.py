@@ -31,6 +31,8 @@ MAX_ERROR = 0.3
 MAX_SHARE = 0.7
 #: Rounds of the reweighted fit; the largest change after them is far below the noise of any map.
 _ROUNDS = 30
+#: Fitted depths below this part of the median depth of the points weigh no more than it.
+_LEAST_DEPTH = 0.01
 
 
 class NoTracksError(SceneError):
@@ -107,12 +109,12 @@ def _fit(values: NDArray[np.float64], depths: NDArray[np.float64], *, inverse: b
         return None
     x, z = torch.from_numpy(values), torch.from_numpy(depths)
     y = 1.0 / z if inverse else z
-    # Both kinds are measured as inverse depth: an error of depth counts 1/z^2.
-    unit = torch.ones_like(y) if inverse else 1.0 / (z * z)
-    floor = 1e-6 * float(tree_sum((unit * y).abs())) / len(y)
-    weight = unit
+    floor = 1e-6 * float(tree_sum(y.abs())) / len(y)
+    least = _LEAST_DEPTH * float(z.median())
+    unit = weight = torch.ones_like(y)
     scale = shift = 0.0
-    for _ in range(_ROUNDS):
+    fitted = y
+    for number in range(_ROUNDS if inverse else 2 * _ROUNDS):
         total, sx, sy = (float(tree_sum(weight * part)) for part in (torch.ones_like(x), x, y))
         dx = x - sx / total
         square = float(tree_sum(weight * dx * dx))
@@ -120,8 +122,12 @@ def _fit(values: NDArray[np.float64], depths: NDArray[np.float64], *, inverse: b
             return None  # a map of one value
         scale = float(tree_sum(weight * dx * y)) / square
         shift = (sy - scale * sx) / total
-        weight = unit / (unit * (scale * x + shift - y)).abs().clamp_min(floor)
-    fitted = scale * x + shift
+        fitted = scale * x + shift
+        if number + 1 >= _ROUNDS and not inverse:
+            # What an error of depth is in inverse depth. By the fitted depth, since a point that is much too near would
+            # decide by its own; so the rounds before have to know it.
+            unit = 1.0 / fitted.clamp_min(least).square()
+        weight = unit / (fitted - y).abs().clamp_min(floor)
     fit = RelativeFit(inverse, scale, shift, 0.5 / float(z.max()) if inverse else 2.0 * float(z.max()))
     error = float(((y / fitted if inverse else fitted / y) - 1.0).abs().median())
     alone = float((z / z.median() - 1.0).abs().median())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from numpy.typing import NDArray
 from PIL import Image
@@ -95,6 +96,28 @@ def test_maps_get_the_units_of_the_points_and_wrong_points_do_not_matter(tmp_pat
         depths = scene.images.image(i).depth
         assert depths is not None
         np.testing.assert_allclose(depths, surface(i), rtol=tolerance)
+
+
+def test_depth_is_fitted_by_the_errors_of_inverse_depth(tmp_path: Path) -> None:
+    """What networks get wrong is inverse depth: errors of depth are larger far away, where they must not decide."""
+    scene_with_surface(tmp_path, seen=made.WIDTH * made.HEIGHT)
+    rng = np.random.default_rng(5)
+    maps = [1.0 / (1.0 / surface(i) + 0.06 * rng.uniform(-1, 1, surface(i).shape)) for i in range(made.COUNT)]
+    for name, values in zip(made.names(), maps, strict=True):
+        np.save(tmp_path / "depths" / f"{name}.npy", values)
+    scene = read_scene(tmp_path, RELATIVE)
+    assert any("relative depth maps hold depth" in note for note in scene.notes), scene.notes
+    for i, values in enumerate(maps):
+        fitted = scene.images.image(i).depth
+        assert fitted is not None
+        known = fitted > 0.0
+        scale, shift = np.polyfit(values[known], fitted[known].astype(np.float64), 1)
+
+        def error(fit, i: int = i, values: NDArray[np.float64] = values) -> float:
+            return float(np.abs(1.0 / (fit[0] * values + fit[1]) - 1.0 / surface(i)).sum())
+
+        least = scipy.optimize.minimize(error, (scale, shift), method="Nelder-Mead").fun
+        assert error((scale, shift)) <= 1.001 * least
 
 
 def test_a_map_is_fitted_through_the_lens(tmp_path: Path) -> None:
