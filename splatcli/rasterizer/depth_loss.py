@@ -27,18 +27,21 @@ class DepthTarget:
     def nbytes(self) -> int:
         return self.pixels.nbytes + self.inverse.nbytes
 
-    def reduced(self, size: tuple[int, int], smaller: tuple[int, int]) -> DepthTarget:
-        """Return the target of an image reduced from ``size`` to ``smaller``, each (height, width).
+    def reduced(self, size: tuple[int, int], step: tuple[int, int]) -> DepthTarget:
+        """Return the target of an image of ``size`` in which ``step`` pixels become one, each (height, width).
 
-        Of several depths in a pixel the nearest is kept.
+        Of several depths in a pixel the nearest is kept. Pixels that are left over at the end are cut off.
         """
-        y, x = self.pixels // size[1] * smaller[0] // size[0], self.pixels % size[1] * smaller[1] // size[1]
-        order = torch.argsort(self.inverse, descending=True, stable=True)
+        smaller = size[0] // step[0], size[1] // step[1]
+        y, x = self.pixels // size[1] // step[0], self.pixels % size[1] // step[1]
+        inside = (y < smaller[0]) & (x < smaller[1])
+        y, x, inverse = y[inside], x[inside], self.inverse[inside]
+        order = torch.argsort(inverse, descending=True, stable=True)
         pixels = (y * smaller[1] + x)[order]
         pixels, places = torch.sort(pixels, stable=True)
         first = torch.ones_like(pixels, dtype=torch.bool)
         first[1:] = pixels[1:] != pixels[:-1]
-        return DepthTarget(pixels[first], self.inverse[order[places[first]]], self.weight)
+        return DepthTarget(pixels[first], inverse[order[places[first]]], self.weight)
 
 
 def depth_loss(alpha: Tensor, depth: Tensor, target: DepthTarget, v_alpha: Tensor, v_depth: Tensor) -> Tensor:

@@ -95,7 +95,8 @@ class ModelRenderer:
         chosen = np.unique(np.linspace(0, len(cameras) - 1, min(len(cameras), _RANGE_VIEWS)).round().astype(int))
         depths = []
         for index in chosen:
-            maps = self.render_maps(cameras[index].downscaled(_RANGE_SHRINK))
+            width, height = (max(1, side // _RANGE_SHRINK) for side in (cameras[index].width, cameras[index].height))
+            maps = self.render_maps(cameras[index].resized(width, height))
             depths.append(maps.depth[maps.alpha >= _COVERED])
         known = np.concatenate(depths)
         if known.size == 0:

@@ -145,10 +145,20 @@ class Camera:
         return self.resized(max(1, round(factor * self.width)), max(1, round(factor * self.height)))
 
     def downscaled(self, divisor: int) -> Camera:
-        """Return the same view with the sides of its image divided, rounded down, at least a pixel."""
-        if divisor == 1:
-            return self
-        return self.resized(max(1, self.width // divisor), max(1, self.height // divisor))
+        """Return the same view with ``divisor`` x ``divisor`` pixels in each; a shorter side becomes one pixel.
+
+        The pixels that are left over at the right and at the bottom are cut off.
+        """
+        x, y = min(divisor, self.width), min(divisor, self.height)
+        return replace(
+            self,
+            width=self.width // x,
+            height=self.height // y,
+            fx=self.fx / x,
+            fy=self.fy / y,
+            cx=self.cx / x,
+            cy=self.cy / y,
+        )
 
     def as_pinhole(self) -> Camera:
         """Return the pinhole of the same pose, size and focal lengths, which shows less than a fisheye does.

@@ -308,8 +308,8 @@ class Scorer:
         for view in state.train[row + 1 : row + 2]:
             self.scene.images.prefetch(view)
         target = TrainingImage(*load_image(self.scene, state.train[row], image.device))
-        if target.pixels.shape != image.shape:
-            target = target.reduced(image.shape[1], image.shape[0])
+        height, width, _ = target.pixels.shape
+        target = target.reduced(compared_divisor(width, height))
         return view_error(state.per_view_params.recolour(row, image), target.pixels / 255.0, target.masked)
 
     def _psnr(self, state: TrainState, row: int, image: Tensor) -> Sequence[float] | None:

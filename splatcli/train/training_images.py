@@ -61,28 +61,31 @@ class TrainingImage:
             composited[..., channel] = mixed.round_().clamp_(max=255.0)
         return composited
 
-    def reduced(self, width: int, height: int) -> TrainingImage:
-        """Return the image reduced: each pixel is the mean of those that it covers, masked where one of them is."""
-        size = (height, width)
+    def reduced(self, divisor: int) -> TrainingImage:
+        """Return the image of Camera.downscaled(): each pixel is the mean of those in it, masked where one of them is.
+
+        No pixel counts in two, and none in part: what is between them stays where it is, and as sharp as it is.
+        """
+        if divisor == 1:
+            return self
+        height, width, _ = self.pixels.shape
+        step = min(divisor, height), min(divisor, width)
 
         def mean(planes: Tensor) -> Tensor:
-            return torch.nn.functional.adaptive_avg_pool2d(planes.float(), size).round().to(torch.uint8)
+            return torch.nn.functional.avg_pool2d(planes.float(), step).round().to(torch.uint8)
 
         pixels = mean(self.pixels.permute(2, 0, 1)).permute(1, 2, 0).contiguous()
         alpha = None if self.alpha is None else mean(self.alpha[None])[0]
-        depth = None if self.depth is None else self.depth.reduced((self.pixels.shape[0], self.pixels.shape[1]), size)
+        depth = None if self.depth is None else self.depth.reduced((height, width), step)
         if self.masked is None:
             return TrainingImage(pixels, None, alpha, depth, self.opaque)
-        masked = torch.nn.functional.adaptive_max_pool2d(self.masked[None].float(), size)[0] > 0.0
+        masked = torch.nn.functional.max_pool2d(self.masked[None].float(), step)[0] > 0.0
         return TrainingImage(pixels.masked_fill_(masked[..., None], 0), masked, alpha, depth, self.opaque)
 
 
 def reduced(camera: Camera, image: TrainingImage, divisor: int) -> tuple[Camera, TrainingImage]:
     """Return a view and its image with their sides divided."""
-    if divisor == 1:
-        return camera, image
-    camera = camera.downscaled(divisor)
-    return camera, image.reduced(camera.width, camera.height)
+    return camera.downscaled(divisor), image.reduced(divisor)
 
 
 class TrainingImages:

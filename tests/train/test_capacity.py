@@ -89,11 +89,11 @@ def test_a_reduced_photo_has_the_means_of_what_it_covers_and_hides_what_is_partl
     pixels = torch.arange(4 * 6 * 3, dtype=torch.uint8).reshape(4, 6, 3)
     hidden = torch.zeros(4, 6, dtype=torch.bool)
     hidden[3, 5] = True
-    half = TrainingImage(pixels, None).reduced(3, 2)
+    half = TrainingImage(pixels, None).reduced(2)
     expected = pixels.float().reshape(2, 2, 3, 2, 3).mean(dim=(1, 3)).round().to(torch.uint8)
     assert half.masked is None
     assert torch.equal(half.pixels, expected)
-    masked = TrainingImage(pixels, hidden).reduced(3, 2)
+    masked = TrainingImage(pixels, hidden).reduced(2)
     assert masked.masked is not None
     assert masked.masked.nonzero().tolist() == [[1, 2]]
     assert not masked.pixels[1, 2].any(), "black where hidden"

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
-from splatcli.train.training_images import REDUCED_IMAGE_SHARE, TrainingImages, reduced, training_image_bytes
+from splatcli.scene.camera import Camera
+from splatcli.train.training_images import (
+    REDUCED_IMAGE_SHARE,
+    TrainingImage,
+    TrainingImages,
+    reduced,
+    training_image_bytes,
+)
 from tests.train.worlds import MadeImages, made_scene
 
 CPU = torch.device("cpu")
@@ -32,6 +40,20 @@ def test_a_reduced_photo_is_the_mean_of_the_pixels_and_is_made_once_for_each_siz
         looked = 3 * len(scene.train)  # by this test itself
         assert loads(targets) - before - looked == len(scene.train)
     assert targets.reduced(0, 1)[1].pixels.shape == (16, 16, 3)
+
+
+@pytest.mark.parametrize("divisor", [2, 4, 8, 32])
+@pytest.mark.parametrize(("width", "height"), [(37, 30), (36, 41), (31, 29)])
+def test_a_reduced_image_of_any_size_shows_what_its_camera_sees(width: int, height: int, divisor: int) -> None:
+    """Each pixel of a ramp is that of the whole image in the same direction, and as many steps apart as pixels."""
+    camera = Camera("", width, height, 50.0, 60.0, 17.3, 14.1, np.eye(4))
+    x, y = np.meshgrid(np.arange(width) + 0.5, np.arange(height) + 0.5)
+    ramps = np.stack([6 * x, 6 * y, 3 * x + 3 * y], axis=2)
+    small, image = reduced(camera, TrainingImage(torch.from_numpy(ramps).to(torch.uint8), None), divisor)
+    assert image.pixels.shape == (small.height, small.width, 3)
+    u, v = np.meshgrid(np.arange(small.width) + 0.5, np.arange(small.height) + 0.5)
+    u, v = ((u - small.cx) / small.fx * camera.fx + camera.cx, (v - small.cy) / small.fy * camera.fy + camera.cy)
+    assert np.abs(image.pixels.numpy() - np.stack([6 * u, 6 * v, 3 * u + 3 * v], axis=2)).max() <= 1.0
 
 
 def test_whole_photos_are_fetched_ahead_again_when_the_reduced_ones_are_done_with() -> None:
