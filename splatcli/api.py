@@ -301,34 +301,36 @@ class Model:
         """Return image [H, W, 3], alpha [H, W] and depth [H, W] of a view, tensors on the Gaussians' device.
 
         size: width and height in place of the camera's. background: R G B in 0..1, or a colour of --background.
-        What is not given is as the model was trained. Differentiable in Gaussians that require gradients.
+        What is not given is as the model was trained; a run with PPISP shows the vignetting and the response of the
+        camera, as splat render does. Differentiable in Gaussians that require gradients.
         """
         if not isinstance(camera, Camera):
             raise _wrong(camera, "camera", "Model.render()", "one Camera, such as scene.cameras[0]")
-        if size is not None:
-            if not (isinstance(size, tuple | list) and len(size) == 2 and all(_is_whole(s) and s > 0 for s in size)):
-                raise _wrong(size, "size", "Model.render()", "width and height in pixels: (640, 480)")
-            camera = camera.resized(*size)
+        two = isinstance(size, tuple | list) and len(size) == 2 and all(_is_whole(side) and side > 0 for side in size)
+        if size is not None and not two:
+            raise _wrong(size, "size", "Model.render()", "width and height in pixels: (640, 480)")
         if sh_degree is not None and not (_is_whole(sh_degree) and 0 <= sh_degree <= self.gaussians.sh_degree):
             raise _wrong(sh_degree, "sh_degree", "Model.render()", f"0 to {self.gaussians.sh_degree}")
         if not isinstance(antialiased, bool | None):
             raise _wrong(antialiased, "antialiased", "Model.render()", "True or False")
         behind = self.settings.background if background is None else _colour(background)
-        return render(
+        shown = render(
             self.gaussians,
-            camera,
+            camera if size is None else camera.resized(*size),
             sh_degree=sh_degree,
             background=torch.as_tensor(behind, dtype=torch.float32, device=self.gaussians.device),
             antialiased=self.settings.antialiased if antialiased is None else antialiased,
         )
+        recolour = self.settings.recolour
+        return shown if recolour is None else dataclasses.replace(shown, image=recolour(camera, shown.image))
 
     def compare(
         self, other: Model | EngineScene, cameras: Sequence[Camera] | None = None
     ) -> dict[str, dict[str, float]]:
         """Return the PSNR in dB and the SSIM of each view, {name: {"psnr": ..., "ssim": ...}}, as ``splat compare``.
 
-        other: a scene, whose images the renders are compared with, without masked pixels; or a model, rendered from its
-        own camera of that name where it has one, over the background of this one.
+        other: a scene, whose images the renders are compared with, without masked pixels and over the background of the
+        model; or a model, rendered from its own camera of that name where it has one, over the background of this one.
         cameras: in the coordinates of this model, or of the scene; None: the held-out views of the scene (the others
         where none is held out), or the views that both models have. Views without an image of their size are left out.
         Raises UsageError for another kind of ``other``, and where no view is left.
@@ -353,7 +355,9 @@ class Model:
         else:
             shared = [other.cameras[index] for index in other.test or other.train]
             mine = dataclasses.replace(mine, camera=own_cameras(self.cameras, -shift))
-            truth = GroundTruth(other)
+            # What is transparent in the images shows the background of the renders.
+            r, g, b = (round(255 * value) for value in self.settings.background)
+            truth = GroundTruth(dataclasses.replace(other, images=other.images.over((r, g, b))))
         comparer, side, found = Comparer(mine, theirs, truth), "a" if theirs is None else "ab", {}
         for camera in shared if cameras is None else cameras:
             images = comparer.images(camera)

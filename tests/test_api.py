@@ -237,6 +237,29 @@ def test_a_run_folder_renders_as_trained(trained: Path) -> None:
 
 
 @NEEDS_COMPILER
+def test_a_run_with_ppisp_renders_as_the_command_does(ball: Path, tmp_path: Path) -> None:
+    trained = splatcli.train(ball, output=tmp_path / "run", iterations=30, ppisp=True, ppisp_lr=0.1, **TINY)
+    assert run(["render", str(trained.path), "--views", "all", "-o", str(tmp_path / "views"), "-q"]) == 0
+    model = splatcli.Model.load(trained.path)
+    for camera in model.cameras:
+        shown = model.render(camera).image
+        file = next((tmp_path / "views").rglob(f"{Path(camera.name).stem}.png"))
+        levels = (shown.clamp(0.0, 1.0) * 255.0).round()
+        assert torch.equal(levels, torch.from_numpy(np.array(Image.open(file))).float()), camera.name
+    plain = dataclasses.replace(model, settings=RenderSettings(model.settings.background)).render(model.cameras[0])
+    assert float((model.render(model.cameras[0]).image - plain.image).abs().max()) > 0.01
+    # Vignetting is that of the camera at any size; and it has a gradient.
+    first = model.cameras[0]
+    half = model.render(first, size=(first.width // 2, first.height // 2), background="white").image
+    whole = model.render(first, background="white").image
+    assert_close(half[0, 0], whole[0, 0], atol=0.01, rtol=0)
+    model.gaussians.sh0.requires_grad_()
+    model.render(first).image.sum().backward()
+    assert model.gaussians.sh0.grad is not None
+    assert float(model.gaussians.sh0.grad.abs().sum()) > 0
+
+
+@NEEDS_COMPILER
 @pytest.mark.parametrize("name", ["scene.ply", "scene.splat", "scene.spz", "scene.glb", "scene.html"])
 def test_an_export_is_that_of_the_command(trained: Path, tmp_path: Path, name: str) -> None:
     assert run(["export", str(trained), "-o", str(tmp_path / "command" / name), "-q"]) == 0
@@ -283,6 +306,26 @@ def test_a_comparison_is_that_of_the_command(trained: Path, tmp_path: Path, capf
     assert model.compare(far, views) != model.compare(model, views)
     with pytest.raises(UsageError, match="no view to compare"):
         model.compare(small)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("background", ["white", "#804020", "random"])
+def test_transparent_images_are_compared_over_the_background_of_the_model(
+    tmp_path: Path, background: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = write_scene(tmp_path / "scene")
+    for file in (place / "images").iterdir():
+        image = Image.open(file).convert("RGB")
+        image.putalpha(Image.fromarray((np.asarray(image).max(axis=2) > 100).astype(np.uint8) * np.uint8(255)))
+        image.save(file)
+    trained = splatcli.train(place, output=tmp_path / "run", iterations=20, **{**TINY, "background": background})
+    scene = splatcli.Scene.open(place)
+    found = trained.model.compare(scene)
+    assert scene.images.background == (0, 0, 0), "the scene stays as it is"
+    capfd.readouterr()
+    assert run(["eval", str(trained.path), "--json", "-q"]) == 0
+    views = json.loads(capfd.readouterr().out.splitlines()[-1])["views"]
+    assert found == {view["name"]: {"psnr": view["psnr"], "ssim": view["ssim"]} for view in views}
 
 
 def test_a_model_of_tensors_renders_with_gradients() -> None:
