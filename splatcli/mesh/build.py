@@ -189,10 +189,13 @@ def _coloured(
     A vertex that none sees has the colour of the nearest that one sees. tolerance: of the depth, scene units.
     """
     vertices, normals = torch.from_numpy(mesh.vertices).float(), torch.from_numpy(mesh.normals()).float()
-    renderer = ModelRenderer(gaussians, settings)
+    # Over black, colours are those of the surface times alpha; a background would show through its edges.
+    renderer = ModelRenderer(gaussians, replace(settings, background=(0.0, 0.0, 0.0), recolour=None))
     summed, weights = torch.zeros(len(vertices), 3), torch.zeros(len(vertices))
     for camera in track(cameras, "colouring"):
         maps = renderer.render_maps(camera)
+        rgb = maps.rgb / torch.from_numpy(maps.alpha).to(maps.rgb).clamp(min=COVERED)[..., None]
+        rgb = (rgb if settings.recolour is None else settings.recolour(camera, rgb)).cpu()
         u, v, front = project(vertices, camera)
         inside = front & (u >= 0) & (v >= 0) & (u < camera.width) & (v < camera.height)
         rows = torch.nonzero(inside)[:, 0]
@@ -203,7 +206,7 @@ def _coloured(
         hit = (torch.from_numpy(maps.depth).view(-1)[pixel] - camera_z(vertices[rows], camera)).abs() < tolerance
         hit &= torch.from_numpy(maps.alpha).view(-1)[pixel] >= COVERED
         weight = torch.where(hit, facing.clamp(min=0) / distance.square(), 0.0)
-        summed[rows] += weight[:, None] * maps.rgb.cpu().view(-1, 3)[pixel]
+        summed[rows] += weight[:, None] * rgb.view(-1, 3)[pixel]
         weights[rows] += weight
     seen = (weights > 0).numpy()
     colours = (summed / weights.clamp(min=1e-30)[:, None]).clamp(0, 1).double().numpy()

@@ -14,6 +14,7 @@ import torch
 from plyfile import PlyData
 
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
+from splatcli.config import with_settings
 from splatcli.formats.ply import write_ply_file
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.render.camera_files import cameras_json
@@ -223,6 +224,27 @@ def test_a_model_without_cameras_takes_those_of_a_scene(
     refused = splat("mesh", exported_ply, "--data", tmp_path / "none", "-o", tmp_path / "c.ply", *words)
     assert refused.code == 3
     assert not (tmp_path / "c.ply").exists()
+
+
+@NEEDS_COMPILER
+def test_colours_are_those_of_the_surface_whatever_is_behind_it(
+    splat: Splat, finished_run: Path, seen: tuple[str, ...], tmp_path: Path
+) -> None:
+    checkpoint = load_checkpoint(next((finished_run / "ckpts").glob("*.pt")))
+    thin = replace(
+        ball(), logit_opacities=torch.zeros(COUNT), shN=torch.zeros(COUNT, *checkpoint.gaussians.shN.shape[1:])
+    )
+    of_others = dict.fromkeys(("moments", "sh_last_step", "filter_3d", "effective_views", "sh_change"))
+    colours = {}
+    for background in ("black", "white"):
+        config = with_settings(checkpoint.config, {"train.background": background})
+        model, mesh = tmp_path / f"{background}.pt", tmp_path / f"{background}.ply"
+        save_checkpoint(model, replace(checkpoint, **of_others, strategy={}, gaussians=thin, config=config))
+        done = splat("mesh", model, "-o", mesh, *seen)
+        assert done.code == 0, done.err
+        colours[background] = read_ply_mesh(mesh)[2]
+    assert len(colours["white"]) > 100
+    assert np.abs(colours["white"] - colours["black"]).max() <= 1.01 / 255
 
 
 @NEEDS_COMPILER
