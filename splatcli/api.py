@@ -357,7 +357,9 @@ class Model:
             mine = dataclasses.replace(mine, camera=own_cameras(self.cameras, -shift))
             # What is transparent in the images shows the background of the renders.
             r, g, b = (round(255 * value) for value in self.settings.background)
-            truth = GroundTruth(dataclasses.replace(other, images=other.images.over((r, g, b))))
+            if other.images.background != (r, g, b):
+                other = dataclasses.replace(other, images=other.images.over((r, g, b)))
+            truth = GroundTruth(other)
         comparer, side, found = Comparer(mine, theirs, truth), "a" if theirs is None else "ab", {}
         for camera in shared if cameras is None else cameras:
             images = comparer.images(camera)
@@ -399,7 +401,8 @@ class Model:
             raise UsageError(f"there is no SH degree {sh_degree!r}", where="sh_degree", remedy="0 to 4")
         if not isinstance(min_opacity, float | int | np.number | Tensor | None) or not 0 <= (min_opacity or 0) <= 1:
             raise UsageError(f"{min_opacity!r} is no opacity", where="min_opacity", remedy="0 to 1")
-        degree = chosen.sh_degree if sh_degree is None else min(sh_degree, chosen.sh_degree)
+        asked = min(self.gaussians.sh_degree, 4 if sh_degree is None else sh_degree)
+        degree = min(asked, chosen.sh_degree)
         if not isinstance(crop, str | None):
             raise UsageError(
                 f"crop is a {type(crop).__name__}", where="Model.export()", remedy='crop="box:0,0,0,1,1,1"'
@@ -407,6 +410,8 @@ class Model:
         region = None if crop is None else Crop.parse(crop)
         with torch.device("cpu"):
             kept, notes = select(_as_stored(self.gaussians), crop=region, min_opacity=min_opacity, sh_degree=degree)
+        if degree < asked:
+            notes.insert(0, f"SH degree {asked} -> {degree}, the most that {chosen.title} holds")
         if not len(kept) and chosen.name != "ply":
             raise UsageError(
                 "the model has no Gaussians, and only a PLY can hold none", where=path, remedy='export("scene.ply")'

@@ -280,6 +280,17 @@ def test_a_ply_comes_back_exactly(tmp_path: Path) -> None:
         assert torch.equal(mine, theirs), name
 
 
+@pytest.mark.parametrize(("name", "most"), [("a.splat", 0), ("a.spz", 3), ("a.ply", 4)])
+def test_an_export_says_which_harmonics_a_format_does_not_hold(tmp_path: Path, name: str, most: int) -> None:
+    gaussians = random_gaussians(20)
+    gaussians.shN = torch.full((20, 24, 3), 0.1)
+    model = splatcli.Model(gaussians)
+    said = [note for note in model.export(tmp_path / name) if note.startswith("SH degree 4 -> ")]
+    assert [note.split(",")[0] for note in said] == ([f"SH degree 4 -> {most}"] if most < 4 else [])
+    assert not any("SH degree" in note for note in model.export(tmp_path / name, sh_degree=0))
+    assert splatcli.Model.load(tmp_path / name).gaussians.sh_degree == 0
+
+
 @NEEDS_COMPILER
 @NEEDS_COMPILER
 def test_a_comparison_is_that_of_the_command(trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
