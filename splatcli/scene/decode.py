@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from PIL import Image, ImageCms, ImageFile, UnidentifiedImageError
 
 from splatcli.errors import ResourceError, SceneError, SplatError, system_error
 from splatcli.scene import heif
+from splatcli.scene.hdr import ADOBE_RGB, Colour, coded, to_srgb
 
 # Pillow's own bound on pixels warns or raises by a number that knows nothing of this machine; ours is max_pixels.
 Image.MAX_IMAGE_PIXELS = None
@@ -99,7 +101,7 @@ def decode(path: Path, background: Rgb | None, orientation: int = 1, size: tuple
         undo = _orientation(image) if image.format == "TIFF" else 1
         colours = colours_of(image)
         with _decoding(path):
-            wide = deep(image, path)
+            wide = deep(image, path, colours)
             if wide is None:
                 image.load()
         if wide is not None:
@@ -409,18 +411,22 @@ class Colours:
     mode: Pillow's mode of the pixels that ``transform`` takes; "RGB" without one.
     transform: to sRGB by an ICC profile, or None.
     gamma: the file's exponent (PNG's gAMA), or None.
+    coded: HDR or wide gamut that the file names without a profile, or None.
     """
 
     name: str
     mode: str = "RGB"
     transform: ImageCms.ImageCmsTransform | None = None
     gamma: float | None = None
+    coded: Colour | None = None
 
     def to_rgb(self, image: Image.Image) -> Image.Image:
         """Return an sRGB image of mode RGB; ``image`` has mode ``self.mode``, or one that Pillow converts to it."""
         if self.transform is not None:
             return self.transform.apply(image if image.mode == self.mode else image.convert(self.mode))
         rgb = image if image.mode == "RGB" else image.convert("RGB")
+        if self.coded is not None:
+            return Image.fromarray(to_srgb(np.asarray(rgb).astype(np.uint16) * np.uint16(257), self.coded))
         if self.gamma is None:
             return rgb
         levels = np.round(255 * self.encoded(np.arange(256) / 255)).astype(int).tolist()
@@ -444,6 +450,10 @@ def colours_of(image: Image.Image) -> Colours:
         return _lab()
     mode = _base_mode(image)
     profile = image.info.get("icc_profile")
+    named = _named(image) if mode == "RGB" else None
+    # A PNG's codes come before its profile, a HEIF image's after; no camera writes EXIF's beside one.
+    if named is not None and (image.format == "PNG" or not profile):
+        return Colours(named.name, coded=named)
     if isinstance(profile, bytes) and profile:
         found = _from_profile(profile, mode)
         if found is not None:
@@ -453,6 +463,48 @@ def colours_of(image: Image.Image) -> Colours:
         if isinstance(gamma, float) and gamma > 0 and abs(gamma / _SRGB_GAMMA - 1) > _GAMMA_STEP:
             return Colours(f"gamma {gamma:.3g}", gamma=gamma)
     return Colours("CMYK without a profile", "CMYK") if mode == "CMYK" else SRGB
+
+
+def _named(image: Image.Image) -> Colour | None:
+    """Return the colours that a file names without a profile, where these are others than sRGB."""
+    found = None
+    if isinstance(image, ImageFile.ImageFile) and image.format == "PNG":
+        codes = _cicp(image)
+        found = None if codes is None else coded(codes[0], codes[1])
+    elif image.format == "HEIF":
+        nclx = image.info.get("nclx_profile") or {}
+        found = coded(int(nclx.get("color_primaries", 0)), int(nclx.get("transfer_characteristics", 0)))
+    elif image.format in ("JPEG", "MPO") and _is_adobe_rgb(image):
+        found = ADOBE_RGB
+    return found if found is not None and found.converts else None
+
+
+def _cicp(image: ImageFile.ImageFile) -> bytes | None:
+    """Return the codes of a PNG's colours (its cICP chunk, which Pillow does not read); None without."""
+    with Path(os.fsdecode(image.filename)).open("rb") as file:
+        file.seek(8)
+        while len(head := file.read(8)) == 8:
+            length, kind = int.from_bytes(head[:4], "big"), head[4:]
+            if kind == b"cICP" and length == 4:
+                return file.read(4)
+            if kind == b"IDAT":
+                break
+            file.seek(length + 4, io.SEEK_CUR)
+    return None
+
+
+#: EXIF: the folders of the camera's tags and of interoperability; in these the colours, 1 sRGB, and "R03", Adobe RGB.
+_EXIF_IFD, _INTEROP_IFD, _COLOUR_SPACE, _INDEX = 0x8769, 0xA005, 0xA001, 1
+
+
+def _is_adobe_rgb(image: Image.Image) -> bool:
+    """Return whether EXIF says that a photo has the colours of Adobe RGB: cameras write them without a profile."""
+    try:
+        exif = image.getexif()
+        index = str(exif.get_ifd(_INTEROP_IFD).get(_INDEX, "")).strip("\0 ")
+        return index == "R03" and exif.get_ifd(_EXIF_IFD).get(_COLOUR_SPACE) != 1
+    except Exception:
+        return False  # the picture can be whole although its metadata is not
 
 
 def _base_mode(image: Image.Image) -> str:
@@ -543,6 +595,12 @@ def from_deep(values: NDArray[np.uint16] | NDArray[np.float32], background: Rgb 
     """Decode [H, W, C] 16-bit numbers or floats in 0...1; C = 1 grey, 2 grey and alpha, 3 RGB, 4 RGBA."""
     height, width, channels = values.shape
     has_alpha = channels in (2, 4)
+    if colours.coded is not None and values.dtype == np.uint16:
+        rgb = to_srgb(values[..., :3].astype(np.uint16, copy=False), colours.coded)
+        if not has_alpha:
+            return Decoded(rgb, None)
+        opacity = np.round(values[..., 3] / 257).astype(np.uint8)
+        return Decoded(rgb if background is None else composite(rgb, opacity, background), opacity)
     scale = 65535 if values.dtype == np.uint16 else 1
     rgb = np.empty((height, width, 3), dtype=np.uint8)
     alpha = np.empty((height, width), dtype=np.uint8) if has_alpha else None
@@ -553,10 +611,10 @@ def from_deep(values: NDArray[np.uint16] | NDArray[np.float32], background: Rgb 
         unit = np.clip(values[rows].astype(np.float64) / scale, 0, 1)
         colour = colours.encoded(unit[..., : channels - has_alpha])
         if alpha is not None:
-            opacity = unit[..., -1:]
-            alpha[rows] = np.round(opacity[..., 0] * 255)
+            share = unit[..., -1:]
+            alpha[rows] = np.round(share[..., 0] * 255)
             if mixes:
-                colour = colour * opacity + np.array(background) / 255 * (1 - opacity)
+                colour = colour * share + np.array(background) / 255 * (1 - share)
         rgb[rows] = np.round(colour * 255)
     if colours.transform is not None:
         rgb = np.array(colours.to_rgb(Image.fromarray(rgb)))
@@ -587,12 +645,16 @@ def grey(image: Image.Image, path: Path) -> NDArray[np.uint16] | NDArray[np.floa
     return values.astype(np.uint16, copy=False)
 
 
-def deep(image: Image.Image, path: Path) -> NDArray[np.uint16] | None:
+def deep(image: Image.Image, path: Path, colours: Colours) -> NDArray[np.uint16] | None:
     """Return [H, W, C] of a PNG or TIFF with 16 bits in each of 2, 3 or 4 channels; None for any other image.
+
+    HDR needs the 10 or 12 bits of HEIF images too.
 
     Pillow keeps the upper byte of such files only, so they are decoded in a way that shows both: RGB and RGBA twice,
     as stored and with the bytes of a number swapped; grey with alpha as four plain bytes.
     """
+    if image.format == "HEIF" and colours.coded is not None and int(image.info.get("bit_depth", 8)) > 8:
+        return heif.decode_deep(path)
     tiles = getattr(image, "tile", None)
     if image.format not in ("PNG", "TIFF") or not tiles:
         return None

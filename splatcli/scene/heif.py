@@ -1,13 +1,16 @@
-"""HEIF images (.heic, .heif), as phones take them: recognised here, opened by pillow-heif where that is installed."""
+"""HEIF images, as phones and cameras take them: recognised here, opened by pillow-heif where that is installed."""
 
 from __future__ import annotations
 
 import importlib
 from functools import lru_cache
+from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
-SUFFIXES = (".heic", ".heif")
+SUFFIXES = (".heic", ".heif", ".hif")
 #: The extra that brings the reader.
 INSTALL = "pip install 'splatcli[heic]'"
 
@@ -34,3 +37,9 @@ def can_read() -> bool:
     except Exception:  # one that is installed and broken is of no more use than none
         return False
     return "HEIF" in Image.OPEN
+
+
+def decode_deep(path: Path) -> NDArray[np.uint16]:
+    """Return [H, W, C] of the primary image of a file with more than 8 bits a channel, which Pillow reduces to 8."""
+    plugin = importlib.import_module("pillow_heif")
+    return np.asarray(plugin.open_heif(path, convert_hdr_to_8bit=False)).astype(np.uint16, copy=False)

@@ -20,9 +20,9 @@ from PIL import Image
 from scipy.ndimage import laplace
 
 from splatcli.errors import ResourceError, SceneError
+from splatcli.scene.hdr import Colour, coded, colour_of, to_srgb
 from splatcli.sfm.gaps import frame_name
 from splatcli.sfm.motion import Motion, stretches
-from splatcli.sfm.video_colour import Colour, colour_of, to_srgb
 
 #: Packages that read videos -> imageio's name of the plugin; the first turns frames as the phone was held by itself.
 _PLUGINS = {"imageio_ffmpeg": "FFMPEG", "av": "pyav"}
@@ -246,9 +246,6 @@ def _any_of(terms: Sequence[str]) -> str:
     return "+".join(f"({group})" for group in groups)
 
 
-#: PyAV's numbers of what it names no further -> ffmpeg's names: primaries, transfer functions.
-_AV_PRIMARIES = {9: "bt2020", 12: "smpte432"}
-_AV_TRANSFERS = {16: "smpte2084", 18: "arib-std-b67"}
 #: PyAV's number of a matrix that the video does not name.
 _AV_UNSPECIFIED = 2
 
@@ -272,7 +269,7 @@ def _described_by_av(path: Path) -> tuple[Colour, tuple[int, int], Sequence[int]
     with av.open(str(path)) as container:
         codec = container.streams.video[0].codec_context
         matrix = "" if codec.colorspace == _AV_UNSPECIFIED else "named"
-        colour = Colour(matrix, _AV_PRIMARIES.get(codec.color_primaries, ""), _AV_TRANSFERS.get(codec.color_trc, ""))
+        colour = coded(codec.color_primaries, codec.color_trc, matrix)
         beside = next((list(frame.side_data) for frame in container.decode(video=0)), [])
         matrices = [bytes(data) for data in beside if data.type.name == "DISPLAYMATRIX"]
         matrix = np.frombuffer(matrices[0], np.int32).tolist() if matrices else []

@@ -15,8 +15,9 @@ from PIL import Image
 
 from splatcli.cli.commands import run
 from splatcli.errors import SceneError
-from splatcli.scene import heif
+from splatcli.scene import hdr, heif
 from splatcli.scene.decode import decode_rgb, open_image, read_header
+from splatcli.scene.find_images import images_below
 from splatcli.sfm.features import focal_share
 from tests.scene import made
 from tests.sfm import corner
@@ -36,6 +37,24 @@ def write_heic(path: Path, rgb: np.ndarray, *, orientation: int = 1) -> None:
     image = Image.fromarray(rgb)
     image.getexif()[0x0112] = orientation
     image.save(path, "HEIF", quality=95)
+
+
+@NEEDS_HEIC
+@pytest.mark.parametrize(
+    ("codes", "name"), [((12, 13), "Display P3"), ((9, 18), "BT.2020 HLG"), ((9, 16), "BT.2020 PQ")]
+)
+def test_colours_that_a_file_names_by_codes_become_srgb(codes: tuple[int, int], name: str, tmp_path: Path) -> None:
+    """10 bits, as cameras write their .HIF files."""
+    plugin = importlib.import_module("pillow_heif")
+    values = np.kron(np.random.default_rng(0).integers(64, 640, (3, 4, 1)), np.ones((16, 16, 3), np.int64))  # grey
+    file = plugin.from_bytes("RGB;16", (64, 48), (values << 6).astype(np.uint16).tobytes())
+    primaries, transfer = codes
+    words = {"color_primaries": primaries, "transfer_characteristics": transfer, "matrix_coefficients": 1}
+    file.save(tmp_path / "A.HIF", quality=-1, chroma=444, format="HEIF", full_range_flag=1, **words)
+    assert read_header(tmp_path / "A.HIF").colours == name
+    wanted = hdr.to_srgb((values << 6).astype(np.uint16), hdr.coded(*codes))
+    np.testing.assert_allclose(decode_rgb(tmp_path / "A.HIF", BLACK), wanted, atol=3)
+    assert list(images_below(tmp_path)) == ["A.HIF"]
 
 
 @NEEDS_HEIC

@@ -15,12 +15,12 @@ from PIL import Image, ImageFilter
 from splatcli.cli.commands import run
 from splatcli.errors import ResourceError, SceneError
 from splatcli.scene.find_images import VIDEO_SUFFIXES
+from splatcli.scene.hdr import Colour, colour_of, to_srgb
 from splatcli.scene.read import has_images_only
 from splatcli.sfm import video
 from splatcli.sfm.images import SfmInput, find_input, is_video
 from splatcli.sfm.report import doubts, lines
 from splatcli.sfm.video import Video, read_video, shares, write_frames
-from splatcli.sfm.video_colour import Colour, colour_of, to_srgb
 from tests.sfm import corner
 from tests.sfm.conftest import write_noise
 from tests.sfm.test_parts import REPORT

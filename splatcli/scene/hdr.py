@@ -1,8 +1,9 @@
-"""Colours of a video's frames: HDR and wide gamut to sRGB, and the matrix of HD videos that do not name theirs.
+"""HDR and wide gamut to sRGB, for frames of videos and images that name their colours without an ICC profile.
 
-Phones record HDR by default, in HLG or PQ with the primaries of BT.2020. Decoders give its samples as they are, which
-look pale on a display of sRGB, and training would learn that. Sources: ITU-R BT.2100 (HLG, PQ), BT.2408 (reference
-white), BT.2087 (primaries), IEC 61966-2-1 (sRGB).
+Phones record HDR by default, in HLG or PQ with the primaries of BT.2020; ffmpeg writes frames of it as PNG files that
+say so, and cameras HEIF images. Decoders give the samples as they are, which look pale on a display of sRGB, and
+training would learn that. For videos also the matrix of HD ones that do not name theirs. Sources: ITU-R BT.2100 (HLG,
+PQ), BT.2408 (reference white), BT.2087 (primaries), H.273 (codes), IEC 61966-2-1 (sRGB), Adobe RGB (1998).
 """
 
 from __future__ import annotations
@@ -17,11 +18,19 @@ from numpy.typing import NDArray
 
 #: Transfer functions of HDR, by ffmpeg's names, as people know them.
 HDR = {"arib-std-b67": "HLG", "smpte2084": "PQ"}
-#: Primaries, by ffmpeg's names -> linear RGB of them to linear RGB of sRGB.
+#: Primaries, by ffmpeg's names, and Adobe RGB's -> linear RGB of them to linear RGB of sRGB.
 _TO_SRGB = {
+    "adobe": ((1.398356, -0.398356, 0.0), (0.0, 1.0, 0.0), (0.0, -0.042929, 1.042929)),
     "bt2020": ((1.660491, -0.587641, -0.072850), (-0.124550, 1.132900, -0.008349), (-0.018151, -0.100579, 1.118730)),
     "smpte432": ((1.224940, -0.224940, 0.0), (-0.042057, 1.042057, 0.0), (-0.019638, -0.078636, 1.098274)),
 }
+#: Primaries -> their name for people.
+_NAMES = {"adobe": "Adobe RGB", "bt2020": "BT.2020", "smpte432": "Display P3"}
+#: H.273's codes -> ffmpeg's names: primaries, transfer functions.
+_PRIMARIES = {9: "bt2020", 12: "smpte432"}
+_TRANSFERS = {16: "smpte2084", 18: "arib-std-b67"}
+#: The exponent of Adobe RGB.
+_ADOBE_GAMMA = 563 / 256
 #: Luminance of the primaries of BT.2020.
 _LUMINANCE = (0.2627, 0.6780, 0.0593)
 #: cd/m^2: of white in a scene, which becomes white of sRGB up to the tone curve, and of the brightest pixel.
@@ -36,7 +45,7 @@ _HD = (1279, 576)
 
 @dataclass(frozen=True, slots=True)
 class Colour:
-    """Matrix, primaries and transfer function that a video names, by ffmpeg's names; empty where it names none."""
+    """Matrix, primaries and transfer function that a file names, by ffmpeg's names; empty where it names none."""
 
     matrix: str = ""
     primaries: str = ""
@@ -44,18 +53,32 @@ class Colour:
 
     @property
     def hdr(self) -> str | None:
-        """ "HLG" or "PQ", or None for a video that is not HDR."""
+        """ "HLG" or "PQ", or None without HDR."""
         return HDR.get(self.transfer)
 
     @property
     def converts(self) -> bool:
-        """Whether its frames are other than sRGB, so that to_srgb() has something to do."""
+        """Whether its samples are other than sRGB, so that to_srgb() has something to do."""
         return self.hdr is not None or self.primaries in _TO_SRGB
+
+    @property
+    def name(self) -> str:
+        """Name for messages of colours that are converted."""
+        return " ".join(filter(None, (_NAMES.get(self.primaries), self.hdr)))
 
     def assumed_matrix(self, width: int, height: int) -> str | None:
         """Return the matrix to convert by where ffmpeg would assume another one, else None."""
         hd = max(width, height) > _HD[0] or min(width, height) > _HD[1]
         return "bt709" if hd and not self.matrix else None
+
+
+#: Colours that cameras name in EXIF alone.
+ADOBE_RGB = Colour(primaries="adobe", transfer="adobe")
+
+
+def coded(primaries: int, transfer: int, matrix: str = "") -> Colour:
+    """Return the colours of H.273's codes, as videos, HEIF images and PNG's cICP chunk have them."""
+    return Colour(matrix, _PRIMARIES.get(primaries, ""), _TRANSFERS.get(transfer, ""))
 
 
 #: ``yuv420p10le(tv, bt2020nc/bt2020/arib-std-b67, progressive)``; one word where the three are the same.
@@ -77,7 +100,7 @@ def colour_of(pixel_format: str) -> Colour:
 
 
 def to_srgb(frame: NDArray[np.uint16], colour: Colour) -> NDArray[np.uint8]:
-    """Return a frame [H, W, 3] of 16 bits in sRGB. Light brighter than white is compressed up to 1,000 cd/m^2."""
+    """Return an image [H, W, 3] of 16 bits in sRGB. Light brighter than white is compressed up to 1,000 cd/m^2."""
     result = np.empty(frame.shape, np.uint8)
     rows = max(1, _STRIP // max(1, frame.shape[1]))
     for start in range(0, len(frame), rows):
@@ -96,7 +119,7 @@ def _strip_to_srgb(frame: NDArray[np.uint16], colour: Colour) -> NDArray[np.uint
         luminance = _weighted(_LUMINANCE, light)
         light *= np.float32(_PEAK / _WHITE) * np.power(luminance, np.float32(0.2))
     else:
-        light = _srgb_light()[planes]
+        light = (_adobe_light if colour.transfer == "adobe" else _srgb_light)()[planes]
     if colour.primaries in _TO_SRGB:
         light = np.stack([_weighted(weights, light) for weights in _TO_SRGB[colour.primaries]])
     np.maximum(light, 0.0, out=light)
@@ -150,6 +173,11 @@ def _pq_light() -> NDArray[np.float32]:
 def _srgb_light() -> NDArray[np.float32]:
     code = _codes()
     return np.where(code <= 0.04045, code / 12.92, ((code + 0.055) / 1.055) ** 2.4).astype(np.float32)
+
+
+@cache
+def _adobe_light() -> NDArray[np.float32]:
+    return (_codes() ** _ADOBE_GAMMA).astype(np.float32)
 
 
 @cache
