@@ -50,9 +50,9 @@ from splatcli.sfm.options import (
 )
 from splatcli.sfm.phases import Phases
 from splatcli.sfm.prepare import Prepared, check_count, prepare, reasons
-from splatcli.sfm.report import TURNED, model_facts, versions
+from splatcli.sfm.report import CONTRADICTED, TURNED, model_facts, versions
 from splatcli.sfm.rotation import rotation_share
-from splatcli.sfm.second_motion import second_motion
+from splatcli.sfm.second_motion import contradicted_share, second_motion
 from splatcli.sfm.static_masks import StaticParts, border_facts, find_borders, write_static_masks
 from splatcli.sfm.stationary import Places, drop_stationary, known_stationary
 from splatcli.sfm.triangulate import hold_lenses, pairs_by_pose, triangulate
@@ -167,6 +167,7 @@ class Job:
             models, lenses, zoomed = self._choose_lenses(mapped)
         held = self.options.cameras is not None
         second = 0.0 if held else second_motion(mapped.database, models[0], self.options.seed)
+        contradicted = 0.0 if held else contradicted_share(mapped.database, models[0])
         aligned = self._finish(models, stored)
         masks, made = sum(image.mask is not None for image in images), 0
         if (static.dropped or self.borders) and self._makes_masks(images):
@@ -180,6 +181,7 @@ class Job:
             "other_images": own_images(models)[1:],
             "cameras_held": held,
             "second_motion": round(second, 4),
+            "contradicted_matches": round(contradicted, 4),
             "rotation": round(self.rotation, 4),
             "matching": how,
             "pairs": len(mapped.pairs),
@@ -475,7 +477,10 @@ class Job:
         new_models = self._map("mapping again", database, work / "models-again", len(stored)) if held else []
         found = replace(mapped, database=database, models=new_models)
         before, after = len(registered), len(found.registered)
-        facts = {"images": len(lacking), "verified_pairs": len(held), "before": before, "after": after}
+        facts: dict[str, Any] = {"images": len(lacking), "verified_pairs": len(held), "before": before, "after": after}
+        # Where a scene repeats, looser matching joins what only looks alike, and most pairs contradict the cameras.
+        if after > before and (contradicted := contradicted_share(database, new_models[0])) > CONTRADICTED:
+            return mapped, {**facts, "contradicted_matches": round(contradicted, 4)}
         return (found if after > before else mapped), facts
 
     def _pairs_to_retry(self, mapped: Mapped, database: Path, lacking: set[int]) -> list[Pair]:

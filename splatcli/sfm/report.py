@@ -23,6 +23,9 @@ _FEW, _LARGE_ERROR = 0.8, 1.5
 #: Share of the matches that a second motion explains in most pairs, from which the first one is doubted: 0 to 1 % in
 #: real captures and repeated patterns, 14 and 15 % where a figure bends the cameras, 9.5 % where one does not.
 _SECOND_MOTION = 0.1
+#: Share of the matches that are in pairs which contradict the cameras, from which images may be in wrong places: 0 to
+#: 0.29 where they are right, 0.51 to 0.82 in scenes that repeat and were solved wrongly.
+CONTRADICTED = 0.4
 #: Observations per image, and degrees of parallax, below which the result is doubtful. The mapper registers an image
 #: from 30 observations. It finds no pair to begin with below about 4 degrees (tests/sfm/test_captures.py); a walk
 #: through a room that trains well has 6.2, the other real scenes tried 19 to 48.
@@ -177,6 +180,12 @@ def doubts(facts: dict[str, Any]) -> list[str]:
             f"something that moves fills a part of the images, and poses and focal length ({named} pixels) may be its "
             "own: hide it with masks (splat sfm --masks DIR), or leave images of it out"
         )
+    if (contradicted := facts.get("contradicted_matches", 0.0)) > CONTRADICTED and not turned:
+        found.append(
+            f"{100 * contradicted:.0f} % of the matches between images contradict the cameras: images may be in wrong "
+            "places, as where things repeat and steps between images are large. Take images in smaller steps, of 10 "
+            "degrees around the subject, and with more of what stands around it; look at the cameras: splat info --plot"
+        )
     if facts.get("parallax_degrees", math.inf) < _LITTLE_PARALLAX and not turned:
         found.append(
             f"points are seen under {facts['parallax_degrees']:.1f} degrees of parallax in the median, so depths are "
@@ -291,6 +300,8 @@ def _retried(facts: dict[str, Any] | None) -> list[tuple[str, str]]:
     if not facts:
         return []
     change = f"{facts['after']} instead of {facts['before']}" if facts["after"] > facts["before"] else "no more"
+    if share := facts.get("contradicted_matches"):
+        change = f"not used, {100 * share:.0f} % of the matches contradict its cameras: {change}"
     return [("second try", f"{facts['images']} images matched again, with a looser test: {change} registered")]
 
 

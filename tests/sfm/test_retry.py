@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from itertools import combinations
 from pathlib import Path
 
@@ -9,17 +11,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from splatcli.cli.commands import run
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.sfm import matching
 from splatcli.sfm.features import SfmImage, extract
 from splatcli.sfm.images import find_input, readable
+from splatcli.sfm.job import reconstruct
 from splatcli.sfm.mapping import centers_of
 from splatcli.sfm.options import SfmOptions
-from splatcli.sfm.report import lines
+from splatcli.sfm.report import CONTRADICTED, lines
+from splatcli.sfm.second_motion import contradicted_share
 from splatcli.similarity import Similarity
 from tests.sfm import corner
 from tests.sfm.conftest import find_cameras_of, write_noise
 
+COURTYARD = Path(__file__).parents[2] / "data/samples/courtyard"
 #: Poses so far apart, 24 degrees, that the usual ratio test leaves too few matches.
 FAR = (0, 4, 8)
 
@@ -59,6 +65,40 @@ def test_a_second_try_without_gain_changes_nothing(tmp_path: Path) -> None:
     assert solved.facts["retried"] == {"images": 1, "verified_pairs": 0, "before": 4, "after": 0}
     assert "mapping again" not in solved.facts["seconds"]  # nothing could have changed
     assert any("no more registered" in line for line in lines(solved.facts))
+
+
+def test_a_second_try_whose_cameras_most_matches_contradict_is_not_used(tmp_path: Path, monkeypatch, capfd) -> None:
+    """Every fourth image of a courtyard whose pavement and walls repeat: looser matching joins what looks alike."""
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    for path in sorted((COURTYARD / "images").iterdir())[::4]:
+        shutil.copy(path, "photos")
+    flags = ["--camera-model", "SIMPLE_RADIAL", "--max-features", "1500"]
+    assert run(["sfm", "photos", "-o", "made", "--json", *flags]) == 0
+    said = capfd.readouterr()
+    facts = json.loads(said.out.splitlines()[-1])
+    retried = facts["retried"]
+    assert retried["after"] > retried["before"] == facts["registered"]
+    assert retried["contradicted_matches"] > CONTRADICTED
+    assert facts["contradicted_matches"] < CONTRADICTED
+    assert f"only {facts['registered']} of 13 images could be registered" in said.err
+    row = next(line for line in lines(facts) if line.startswith("second try"))
+    assert f"not used, {100 * retried['contradicted_matches']:.0f} % of the matches contradict its cameras" in row
+
+
+def test_cameras_in_wrong_places_contradict_the_matches(tmp_path: Path) -> None:
+    inputs = find_input(write_corner(tmp_path / "photos", (0, 1, 2, 3, 4)))
+    options = SfmOptions(camera_model="SIMPLE_RADIAL")
+    (tmp_path / "made").mkdir()
+    facts = reconstruct(inputs, options, tmp_path / "made", threads=1, gpu=False, progress=lambda *_: None)
+    assert facts["contradicted_matches"] == 0.0
+    database, model = tmp_path / "made/work/database.db", pycolmap.Reconstruction(tmp_path / "made/sparse/0")
+    assert contradicted_share(database, model) == 0.0
+    turn = pycolmap.Rigid3d(pycolmap.Rotation3d(np.array([0.0, 0.0, 0.3])), np.zeros(3))
+    for number in sorted(model.reg_image_ids())[:2]:
+        frame = model.frame(model.image(number).frame_id)
+        frame.rig_from_world = turn * frame.rig_from_world
+    assert contradicted_share(database, model) > CONTRADICTED
 
 
 @pytest.fixture
