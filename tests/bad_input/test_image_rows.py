@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.bad_input.table import HEIGHT, VIEWS, WIDTH, Case, Expect
-from tests.scene.imagefiles import P3, gamma_chunk, png16, png_header, profile, tiff16
+from tests.scene.imagefiles import P3, gamma_chunk, png16, png_chunk, png_header, profile, tiff16
 
 Harm = Callable[[Path], object]
 
@@ -176,6 +176,16 @@ CASES = [
         replaced(png16(np.zeros((HEIGHT, WIDTH, 3), np.uint16), gamma_chunk(1.0)), ".png"),
         0,
         ("converted to sRGB, from gamma 1",),
+    ),
+    Case(
+        31,
+        "a frame of an HDR video",
+        replaced(
+            png16(np.zeros((HEIGHT, WIDTH, 3), np.uint16), png_chunk(b"cICP", bytes((9, 18, 0, 1)))),
+            ".png",
+        ),
+        0,
+        ("converted to sRGB, from BT.2020 HLG",),
     ),
     Case(31, "OpenEXR", replaced(b"\x76\x2f\x31\x01" + bytes(60), ".exr"), says=("images are missing",)),
     Case(31, "OpenEXR by another name", replaced(b"\x76\x2f\x31\x01" + bytes(60)), says=("an OpenEXR image", *CONVERT)),
