@@ -182,6 +182,7 @@ class Job:
             "cameras_held": held,
             "second_motion": round(second, 4),
             "contradicted_matches": round(contradicted, 4),
+            "max_image_size": self.options.max_image_size,
             "rotation": round(self.rotation, 4),
             "matching": how,
             "pairs": len(mapped.pairs),

@@ -138,12 +138,14 @@ def doubts(facts: dict[str, Any]) -> list[str]:
     """Return doubts about the result, a sentence each with what may help."""
     found = []
     held = bool(facts.get("cameras_held"))
+    sides = [max(camera["width"], camera["height"]) for camera in facts.get("cameras", [])]
+    larger = ["a larger --max-image-size"] * (max(sides, default=math.inf) > facts.get("max_image_size", 0))
     observations, turned = facts.get("observations_per_image", math.inf), facts.get("rotation", 0.0) > TURNED
     if facts["registered"] < _FEW * facts["total"] and not turned:
-        matching = "" if facts["matching"] == "exhaustive" else "--matching exhaustive and "
+        tries = ["--matching exhaustive"] * (facts["matching"] != "exhaustive") + larger
         found.append(
-            f"only {facts['registered']} of {facts['total']} images could be registered: take more images in between, "
-            f"or try {matching}a larger --max-image-size"
+            f"only {facts['registered']} of {facts['total']} images could be registered: take more images in between"
+            + (f", or try {' and '.join(tries)}" if tries else "")
         )
     if not facts["reprojection_error_px"] <= _LARGE_ERROR and facts.get("cameras_held"):
         found.append(
@@ -170,7 +172,7 @@ def doubts(facts: dict[str, Any]) -> list[str]:
         uncertain = "the start is weak" if held else "poses are uncertain"
         found.append(
             f"an image has only {observations:.0f} points on average, so {uncertain}: take "
-            "sharper images with more texture and overlap, or try a larger --max-image-size"
+            "sharper images with more texture and overlap" + (f", or try {larger[0]}" if larger else "")
         )
     if (second := facts.get("second_motion", 0.0)) > _SECOND_MOTION:
         lengths = sorted({round(length) for camera in facts["cameras"] for length in camera["focal_px"]})

@@ -304,6 +304,14 @@ def test_images_that_two_models_have_are_named_once() -> None:
     assert apart[1].startswith("2 images form a model of their own, kept as sparse/2: 8.jpg, 9.jpg")
 
 
+def test_larger_images_are_advised_where_the_images_are_larger_than_what_was_used() -> None:
+    few = {"registered": 7, "observations_per_image": 60.0, "matching": "exhaustive"}
+    for size, advised in ((49, True), (50, False)):
+        said = [line for line in doubts({**REPORT, **few, "max_image_size": size}) if "take " in line]
+        assert len(said) == 2
+        assert all(("--max-image-size" in line) == advised for line in said), said
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
