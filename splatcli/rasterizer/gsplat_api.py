@@ -400,8 +400,10 @@ class _CameraRender:
     def _three(self, begin: int) -> tuple[Gaussians, Tensor]:
         """Return the Gaussians with three channels from ``begin`` on, and the lift that keeps these above 0."""
         if self.sh_degree is not None:
-            shN = self.colors[:, 1 : 1 + SHN_COUNTS[self.sh_degree]]
-            return Gaussians(*self.raw, self.colors[:, 0], shN), self.colors.new_zeros(())
+            # Their gradients are put together at once; those of two slices would be two tensors of zeros around them.
+            count = SHN_COUNTS[self.sh_degree]
+            sh0, shN, _ = torch.split(self.colors, [1, count, self.colors.shape[1] - 1 - count], dim=1)
+            return Gaussians(*self.raw, sh0[:, 0], shN), self.colors.new_zeros(())
         part = self.colors[:, begin : begin + CHANNELS]
         # The kernels clamp colours at 0. The lift keeps them above, and _lowered() subtracts it from the image.
         lift = self.view.lift(part)
