@@ -15,10 +15,10 @@ from splatcli.cli import options
 from splatcli.cli.console import Output
 from splatcli.cli.dry_run import show_blocks, show_earlier
 from splatcli.cli.model import newest_checkpoint
+from splatcli.cli.run_request import check_request
 from splatcli.cli.run_training import (
     NewRun,
     ResumeOverrides,
-    check_request,
     default_folder,
     note_unused,
     resume_training,
@@ -290,12 +290,12 @@ def _train_block(number: int, run: NewRun, folder: Path, *, device: str, live: L
             run,
             config=run.rebuild_config(its),
             rebuild_config=lambda values: run.rebuild_config({**its, **values}),
-            request={**run.request, **its},
+            request=run.request.with_values(its),
             output=folder,
             given=(),  # reported for all blocks together
         )
         return start_training(block, device=device, live=live, out=out)
-    check_request(folder, {**run.request, **its}, otherwise="or choose another -o")
+    check_request(folder, run.request.with_values(its), otherwise="or choose another -o")
     if step_of(found) >= run.config.train.iterations:
         out.note(f"block {number} is finished: {found}")
         out.result({"path": found, "step": step_of(found), "reason": "finished"}, [found])

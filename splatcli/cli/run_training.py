@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from splatcli.cli.console import Output, make_reporter
 from splatcli.cli.dry_run import show_earlier, show_sfm, show_training
-from splatcli.cli.model import Model, find_model, load_model, newest_checkpoint, run_folder
+from splatcli.cli.model import Model, find_model, load_model, run_folder
 from splatcli.cli.process import ECHO, Requests, exit_code
 from splatcli.cli.ranks import check_sharded
+from splatcli.cli.run_request import RunRequest, earlier_run
 from splatcli.cli.run_summary import summary
 from splatcli.cli.sfm import lacks_cameras, scene_with_cameras, scene_with_points
 from splatcli.cli.time_budget import POINTS_SHARE, LongRunNote, TimeBudget, process_age
@@ -33,7 +34,6 @@ from splatcli.errors import (
     os_errors,
 )
 from splatcli.output_files import free_folder
-from splatcli.sizes import listed
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.imported import ImportOptions
@@ -46,10 +46,6 @@ if TYPE_CHECKING:
     from splatcli.train.events import Evaluated
     from splatcli.train.trainer import Trainer
     from splatcli.viewer.live_viewer import LiveRun
-
-
-#: Differences that a message lists.
-_LISTED = 8
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,7 @@ class NewRun:
     """A run that a command line asks for.
 
     config: its settings. rebuild_config: the settings with others under dotted keys, schedules scaled to them.
-    request: what identifies the run, see build_request(). import_options: for the model that ``--init`` names.
+    request: what identifies the run. import_options: for the model that ``--init`` names.
     output: the run folder; None chooses one. limit: seconds of this process that steps and Gaussians have to fit.
     dry: only say what would be done, by as many processes as ``ranks`` says.
     given: the keys of the settings that the command line and its file give.
@@ -78,7 +74,7 @@ class NewRun:
 
     config: Config
     rebuild_config: Callable[[dict[str, Any]], Config]
-    request: dict[str, Any]
+    request: RunRequest
     import_options: ImportOptions
     output: Path | None = None
     overwrite: bool = False
@@ -138,7 +134,7 @@ def start_training(
     check_name(place)
     earlier = None
     if not run.overwrite:
-        earlier = _on_rank0(group, "inspecting the run folder", lambda: _earlier_run(place, run.request, out))
+        earlier = _on_rank0(group, "inspecting the run folder", lambda: earlier_run(place, run.request, out))
     if run.dry and earlier is not None:
         show_earlier(earlier, out)
         return 0
@@ -179,7 +175,7 @@ def start_training(
         with _open_run_dir(group, lambda: _new_run_dir(named, run.output, overwrite=run.overwrite)) as run_dir:
             if run_dir.moved_aside is not None:
                 out.note(f"note: the run that was in {run_dir.path} is now {run_dir.moved_aside}")
-            run_dir.write_report(REQUEST, run.request)
+            run_dir.write_report(REQUEST, run.request.as_json())
             with _slow_section(group, "building the model"):
                 trainer = Trainer.start(
                     config,
@@ -424,62 +420,6 @@ def check_batch(config: Config, ranks: int | None) -> None:
             where="train.batch_size",
             remedy=f"fewer ranks; or a larger batch, which is another run: --set train.batch_size={ranks}",
         )
-
-
-def build_request(config: Config, **others: Any) -> dict[str, Any]:
-    """Return the options of a command line as JSON: settings before the scene is read, and ``others``."""
-    from splatcli.config import flat_settings
-
-    return {**flat_settings(config, as_json=True), **others}
-
-
-def _earlier_run(place: Path, request: dict[str, Any], out: Output) -> Path | None:
-    """Return the newest checkpoint of the run in ``place`` that has an equal ``request``; None without a run.
-
-    Raises OutputError as check_request().
-    """
-    newest = newest_checkpoint(place, out=out, allow_older=True) if place.is_dir() else None
-    # A run of an earlier version, or a copy, has no request: RunDir.create() refuses its folder.
-    return newest if newest is not None and check_request(place, request) else None
-
-
-def check_request(
-    place: Path, request: dict[str, Any], *, otherwise: str = "move it aside with --overwrite, or choose another -o"
-) -> bool:
-    """Return whether the run in ``place`` has a request. Raise OutputError if it differs; it lists the differences.
-
-    otherwise: what can be done beside continuing that run.
-    """
-    from splatcli.checkpoint.run_dir import REQUEST
-    from splatcli.train.changed_settings import shown
-
-    try:
-        before = json.loads((place / REQUEST).read_text())
-    except (OSError, ValueError):
-        return False
-    if not isinstance(before, dict):
-        return False
-    keys = [key for key in request if key in before and not _equal(key, before[key], request[key])]
-    if keys:
-        if "train.iterations" in keys:  # which the schedule follows
-            keys = [key for key in keys if not key.startswith("schedule.")]
-        changes = [f"{key} was {shown(before[key])}, is now {shown(request[key])}" for key in keys]
-        steps = request.get("train.iterations", 0), before.get("train.iterations", 0)
-        longer = f" --iterations {steps[0]}" if "train.iterations" in keys and steps[0] > steps[1] else ""
-        go_on = f"splat resume {shlex.quote(str(place))}{longer}"
-        raise OutputError(
-            f"the output folder holds a run with other settings: {listed(changes, _LISTED, '; ')}",
-            where=place,
-            remedy=f"continue it with {go_on}, {otherwise}",
-        )
-    return True
-
-
-def _equal(key: str, before: object, now: object) -> bool:
-    """Return whether two values of a request mean the same: a scene may be named by a link, or from another folder."""
-    if key == "data.scene" and isinstance(before, str) and isinstance(now, str):
-        return os.path.realpath(before) == os.path.realpath(now)
-    return before == now
 
 
 def _on_rank0(group: ProcessGroup | None, doing: str, make: Callable[[], Path | None]) -> Path | None:

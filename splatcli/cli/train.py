@@ -136,6 +136,11 @@ class TrainArguments:
             _check_text(value)
         return build_config(flags, file=self.config, assignments=self.assignments, preset=self.preset)
 
+    def build_over_assignments(self, values: Mapping[str, Any]) -> Config:
+        """Return build(values), with ``values`` also in place of those that --set gives."""
+        kept = [one for one in self.assignments or [] if one.partition("=")[0].strip() not in values]
+        return replace(self, assignments=kept).build(values)
+
 
 def train(args: TrainArguments) -> int:
     """Train Gaussians on the images of a scene.
@@ -161,7 +166,8 @@ def train(args: TrainArguments) -> int:
     """
     from splatcli.cli.console import open_output
     from splatcli.cli.ranks import SHARDED, check_ranks, joined_group, start_ranks
-    from splatcli.cli.run_training import NewRun, build_request, start_training
+    from splatcli.cli.run_request import RunRequest
+    from splatcli.cli.run_training import NewRun, start_training
     from splatcli.cli.view import live_page
     from splatcli.config import read_settings
 
@@ -189,7 +195,9 @@ def train(args: TrainArguments) -> int:
             if note is not None:
                 out.note(note)
             # The request has no default batch of ranks, so that another number of ranks recognises the run.
-            request = build_request(args.build({}), **{"--max-time": args.max_time, **args.foreign.request()})
+            request = RunRequest(
+                args.build_over_assignments, {"--max-time": args.max_time, **args.foreign.request()}, {}
+            )
             config, rebuild_config = _checked(args, ranks)
             sharded = processes.distributed == SHARDED
             run = NewRun(

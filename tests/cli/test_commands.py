@@ -229,6 +229,46 @@ class TestTrain:
         assert f"with other settings: train.iterations was 40, is now {steps}\n" in done.err
         assert f"continue it with splat resume {finished_run}{go_on}, move it aside" in done.err
 
+    @pytest.mark.parametrize(
+        ("before", "now", "differences"),
+        [
+            (("-n", 2000), ("-n", 500), "train.iterations was 2000, is now 500"),
+            (("-n", 2000), ("--set", "train.iterations=500"), "train.iterations was 2000, is now 500"),
+            (
+                ("-n", 2000),
+                ("-n", 500, "--seed", 7),
+                "train.iterations was 2000, is now 500; train.seed was 42, is now 7",
+            ),
+            (("-n", 2000), ("-n", 2000, "--batch-size", 2), "train.batch_size was 1, is now 2"),
+            (
+                ("-n", 2000),
+                ("-n", 500, "--set", "optim.beta1=0.8"),
+                "train.iterations was 2000, is now 500; optim.beta1 was 0.9, is now 0.8",
+            ),
+            (
+                ("-n", 2000, "--strategy", "adc"),
+                ("-n", 2000, "--strategy", "mcmc"),
+                "strategy.name was adc, is now mcmc",
+            ),
+        ],
+    )
+    def test_what_follows_another_setting_is_no_difference(
+        self,
+        splat: Splat,
+        tiny_scene: Path,
+        tmp_path: Path,
+        before: tuple[object],
+        now: tuple[object],
+        differences: str,
+    ) -> None:
+        """Learning rates and schedule follow the length and the batch size, and more follows the strategy."""
+        words = ("train", tiny_scene, "-o", tmp_path / "run", "-q", "--init", "random", "--sh-degree", 0)
+        stopped = splat(*words, *before, "--stop-at", 1)
+        assert stopped.code == 0, stopped.err
+        done = splat(*words, *now)
+        assert done.code == 8
+        assert f"with other settings: {differences}\n" in done.err
+
     def test_a_stop_after_the_end_is_reported(self, splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
         words = ("train", tiny_scene, "-o", tmp_path / "run", "-n", 6, *QUICK)
         refused = splat(*words, "--stop-at", 100)
