@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 _FEWER_STEPS = 7000
 
 
-def summary(trainer: Trainer, checkpoint: Path, score: Evaluated | None, probed: Probed | None) -> str:
+def summary(
+    trainer: Trainer, checkpoint: Path, score: Evaluated | None, probed: Probed | None, *, explain_split: bool = False
+) -> str:
     """Return the message at the end of a run: time, quality, sizes, what is suspicious, what comes next.
 
-    score, probed: the last figures of the held-out views and of the probe views.
+    score, probed: the last figures of the held-out views and of the probe views. explain_split: whether to say how to
+    train on the held-out views, too.
     """
     from splatcli.scene.borders import border_note
     from splatcli.train.evaluate import PASSES, outlier_note
@@ -36,7 +39,8 @@ def summary(trainer: Trainer, checkpoint: Path, score: Evaluated | None, probed:
     facts = ", ".join([*quality, f"{state.count:,} Gaussians", *size])
     name = shlex.quote(str(trainer.run_dir.path))
     note = None if score is None else outlier_note(score.views)
-    remark = f"\n{note}\n  help: splat eval {name} --sheet sheet.png" if note else ""
+    remark = _split_remark(trainer) if explain_split else ""
+    remark += f"\n{note}\n  help: splat eval {name} --sheet sheet.png" if note else ""
     skipped = [state.cameras[state.train[row]].name for row in sorted(state.sampler.skipped)]
     remark += _skipped_remark(skipped, len(state.train), name)
     if state.step >= PASSES * len(state.train):
@@ -48,6 +52,20 @@ def summary(trainer: Trainer, checkpoint: Path, score: Evaluated | None, probed:
     remark += f"\n{borders}" if borders else ""
     following = [f"splat view {name}", f"splat render {name} --views", f"splat export {name} -o scene.ply"]
     return f"{took}: {facts}{remark}\nnext: " + "\n      ".join(following)
+
+
+def _split_remark(trainer: Trainer) -> str:
+    """Return the line about images that were held out by the default rule; nothing where none were."""
+    from splatcli.train.evaluate import follows_test_every
+
+    scene = trainer.scene
+    if not scene.test or not follows_test_every(trainer.state.config, scene):
+        return ""
+    were = "image was" if len(scene.test) == 1 else "images were"
+    return (
+        f"\n{len(scene.test)} of {len(scene.cameras)} {were} held out for evaluation; --test-every 0 trains on all of "
+        "them"
+    )
 
 
 def _overfit_remark(probed: Probed | None, score: Evaluated | None, iterations: int) -> str:

@@ -132,6 +132,7 @@ def start_training(
     named = Path(run.config.data.scene)
     place = run.output or default_folder(named)
     check_name(place)
+    explain_split = "data.test_every" not in run.given and not out.json
     earlier = None
     if not run.overwrite:
         earlier = _on_rank0(group, "inspecting the run folder", lambda: earlier_run(place, run.request, out))
@@ -152,6 +153,7 @@ def start_training(
             out=out,
             group=group,
             sharded=sharded,
+            explain_split=explain_split,
         )
     with Requests(ECHO if group else 0.0) as requests:
         start = _read_start(run, place=place, device=device, group=group, out=out)
@@ -191,7 +193,9 @@ def start_training(
             del start  # the model that it was given takes memory
             is_chosen = budget is not None or "train.iterations" in run.given or run.stop_at is not None
             hint = None if is_chosen or trainer.state.gaussians.device.type != "cpu" else LongRunNote(trainer, out)
-            return run_trainer(trainer, run.stop_at, requests, live, out, budget=budget, hint=hint)
+            return run_trainer(
+                trainer, run.stop_at, requests, live, out, budget=budget, hint=hint, explain_split=explain_split
+            )
 
 
 def _read_start(run: NewRun, *, place: Path, device: str, group: ProcessGroup | None, out: Output) -> _Start:
@@ -264,8 +268,12 @@ def resume_training(
     out: Output,
     group: ProcessGroup | None = None,
     sharded: bool = False,
+    explain_split: bool = False,
 ) -> int:
-    """Continue the run of a checkpoint; return the exit code. group, sharded: as for start_training()."""
+    """Continue the run of a checkpoint; return the exit code.
+
+    group, sharded: as for start_training(). explain_split: see summary().
+    """
     from splatcli.checkpoint.file import load_checkpoint
     from splatcli.config import read_settings
     from splatcli.scene.read import read_scene
@@ -327,7 +335,7 @@ def resume_training(
             run_dir.rewind(checkpoint.step)
             run_dir.write_config(trainer.state.config)
             del checkpoint  # takes as much memory as the state itself
-            return run_trainer(trainer, stop_at, requests, live, out)
+            return run_trainer(trainer, stop_at, requests, live, out, explain_split=explain_split)
 
 
 def _check_own_checkpoint(path: Path) -> None:
@@ -596,10 +604,12 @@ def run_trainer(
     *,
     budget: TimeBudget | None = None,
     hint: LongRunNote | None = None,
+    explain_split: bool = False,
 ) -> int:
     """Run the trainer and report its events; return the exit code.
 
-    The result is printed whenever the last state was saved, also before an error is raised.
+    The result is printed whenever the last state was saved, also before an error is raised. explain_split: see
+    summary().
     """
     from splatcli.train.events import Evaluated, Probed, RolledBack, Stepped, Stopped
 
@@ -649,7 +659,7 @@ def run_trainer(
         "rollbacks": rollbacks,
     }
     if problem is None and stopped.reason == "finished" and trainer.state.config.data.block is None:
-        out.note(summary(trainer, stopped.path, score, probed))
+        out.note(summary(trainer, stopped.path, score, probed, explain_split=explain_split))
     out.result(facts, [stopped.path])
     if problem is not None:
         raise problem

@@ -196,10 +196,15 @@ def _masks(scene: Scene) -> str:
 def _split(config: Config, scene: Scene) -> str:
     if not scene.test:
         return "nothing is held out"
-    every = config.data.test_every
-    if scene.kind == "blender" or every == 0 or list(scene.test) != list(range(0, len(scene.cameras), every)):
+    if not follows_test_every(config, scene):
         return "the scene's own test views"
-    return f"of the views in name order, those whose index {every} divides are held out"
+    return f"of the views in name order, those whose index {config.data.test_every} divides are held out"
+
+
+def follows_test_every(config: Config, scene: Scene) -> bool:
+    """Return whether ``data.test_every`` chose the held-out views, and not the scene's own lists."""
+    every = config.data.test_every
+    return scene.kind != "blender" and every > 0 and list(scene.test) == list(range(0, len(scene.cameras), every))
 
 
 #: Figures of a view that processes exchange, at most.

@@ -69,7 +69,7 @@ class TestTrain:
         assert done.lines == [str(tmp_path / "run" / "ckpts" / "ckpt_000020.pt")]
         assert load_checkpoint(Path(done.lines[0])).step == 20
         run, size = tmp_path / "run", Path(done.lines[0]).stat().st_size
-        *_, last, view, render, export = done.err.splitlines()
+        *_, last, _, view, render, export = done.err.splitlines()
         found = re.fullmatch(r"done in [\d:]+: test PSNR ([\d.]+) dB, ([\d,]+) Gaussians, ([\d.]+) MB", last)
         assert found is not None, last
         assert int(found[2].replace(",", "")) == len(load_checkpoint(Path(done.lines[0])).gaussians)
@@ -80,6 +80,19 @@ class TestTrain:
             _, command, *words = shlex.split(line)
             assert splat(command, *words).code == 0, line
         assert (tmp_path / "scene.ply").is_file()
+
+    def test_the_end_says_that_images_were_held_out_unasked(
+        self, splat: Splat, tiny_scene: Path, tmp_path: Path
+    ) -> None:
+        remark = "\n2 of 10 images were held out for evaluation; --test-every 0 trains on all of them\n"
+        words = ("train", tiny_scene, "-n", 3, *QUICK)
+        assert remark in splat(*words, "-o", tmp_path / "run").err
+        assert splat(*words, "-o", tmp_path / "stopped", "--stop-at", 2).code == 0
+        assert remark in splat(*words, "-o", tmp_path / "stopped").err, "the same command continues the run"
+        for name, more in (("given", ("--test-every", 8)), ("none", ("--test-every", 0)), ("json", ("--json",))):
+            done = splat(*words, "-o", tmp_path / name, *more)
+            assert done.code == 0
+            assert "held out for evaluation" not in done.err
 
     def test_a_run_that_is_stopped_names_no_next_command(self, splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
         done = splat("train", tiny_scene, "-o", tmp_path / "run", "-n", 20, "--stop-at", 3, *QUICK)
