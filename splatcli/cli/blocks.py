@@ -14,6 +14,7 @@ import typer
 from splatcli.cli import options
 from splatcli.cli.console import Output
 from splatcli.cli.dry_run import show_blocks, show_earlier
+from splatcli.cli.export import ExportAtEnd
 from splatcli.cli.model import newest_checkpoint
 from splatcli.cli.run_request import check_request
 from splatcli.cli.run_training import (
@@ -136,7 +137,9 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
             paths = [one.facts["path"] for one in outputs if one.facts is not None]
             out.result({**outputs[-1].facts, "paths": paths}, paths)
     if merges:
-        merge_run(place, None, out)
+        merge_run(place, None, out, exports=run.exports)
+    else:
+        run.exports.note_unwritten(None, out)
     return code
 
 
@@ -183,11 +186,13 @@ def _survey(config: Config, shape: tuple[int, int], out: Output) -> None:
         )
 
 
-def merge_run(place: Path, target: Path | None, out: Output, data: Path | None = None) -> None:
+def merge_run(
+    place: Path, target: Path | None, out: Output, data: Path | None = None, *, exports: ExportAtEnd | None = None
+) -> None:
     """Merge the blocks of ``place`` into a checkpoint there, or into the PLY ``target``.
 
-    data: the scene, where it has moved. Raises ModelFileError when blocks are missing or unfinished, SceneError where
-    the scene is gone.
+    exports: files for the merged model. data: the scene, where it has moved.
+    Raises ModelFileError when blocks are missing or unfinished, SceneError where the scene is gone.
     """
     from splatcli.checkpoint.atomic import check_name
     from splatcli.config import parse_blocks
@@ -207,12 +212,12 @@ def merge_run(place: Path, target: Path | None, out: Output, data: Path | None =
     grid = make_grid(scene, parse_blocks(config.data.blocks))
     del first
     if target is None:
-        _merge_state(place, last, grid, scene, out)
+        _merge_state(place, last, grid, scene, exports or ExportAtEnd(), out)
     else:
         _merge_ply(last, grid, target, out)
 
 
-def _merge_state(place: Path, last: list[Path], grid: Grid, scene: Any, out: Output) -> None:
+def _merge_state(place: Path, last: list[Path], grid: Grid, scene: Any, exports: ExportAtEnd, out: Output) -> None:
     from splatcli.checkpoint.run_dir import RunDir, step_of
     from splatcli.train.merge import merged
 
@@ -226,7 +231,7 @@ def _merge_state(place: Path, last: list[Path], grid: Grid, scene: Any, out: Out
         out.warn(
             f"{newest}: this later checkpoint was there before, and {place} stands for it; {path} is the merged one"
         )
-    _tell(path, len(checkpoint.gaussians), len(last), out)
+    _tell(path, len(checkpoint.gaussians), len(last), out, exports)
 
 
 def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
@@ -274,9 +279,13 @@ def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
     _tell(target, sum(counts), len(last), out)
 
 
-def _tell(path: Path, count: int, blocks: int, out: Output) -> None:
+def _tell(path: Path, count: int, blocks: int, out: Output, exports: ExportAtEnd | None = None) -> None:
+    """Print the result of a merge. exports: files for the model that was merged into a checkpoint."""
     out.note(f"{blocks} blocks merged: {count:,} Gaussians")
-    out.result({"path": path, "num_gaussians": count, "blocks": blocks}, [path])
+    written, problem = ({}, None) if exports is None else exports.write(path, out)
+    out.result({"path": path, "num_gaussians": count, "blocks": blocks, **written}, [path])
+    if problem is not None:
+        raise problem
 
 
 def _train_block(number: int, run: NewRun, folder: Path, *, device: str, live: LiveRun | None, out: Output) -> int:
@@ -293,6 +302,7 @@ def _train_block(number: int, run: NewRun, folder: Path, *, device: str, live: L
             request=run.request.with_values(its),
             output=folder,
             given=(),  # reported for all blocks together
+            exports=ExportAtEnd(),  # of the merged model
         )
         return start_training(block, device=device, live=live, out=out)
     check_request(folder, run.request.with_values(its), otherwise="or choose another -o")

@@ -98,7 +98,7 @@ def splat(
 _MODELS, _RESULTS, _EXAMINE = "Photos to splats", "Results", "Checks, comparisons, manual"
 
 #: The flags of ``--help`` where there are many: how long, how large, where to, what is shown.
-_OF_RUNS = ("-n", "--stop-at", "--data", "--viewer", "--device", "-q", "--json")
+_OF_RUNS = ("-n", "--stop-at", "--export", "--data", "--viewer", "--device", "-q", "--json")
 _OF_TRAIN = (
     "-o",
     "--overwrite",
@@ -107,6 +107,7 @@ _OF_TRAIN = (
     "--max-time",
     "-r",
     "--cap-max",
+    "--export",
     "--viewer",
     "--dry-run",
     "--device",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splatcli.cli import options
-from splatcli.errors import UsageError
+from splatcli.errors import SplatError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -168,15 +169,44 @@ def export(args: ExportArguments) -> int:
       splat export nerfstudio_models/step-000029999.ckpt -o scene.ply
       splat train scene/ | splat export -o - > scene.ply
     """
-    from splatcli.checkpoint.atomic import check_name
     from splatcli.cli.console import open_output, stdout_or
     from splatcli.cli.model import find_model, load_model
+
+    assert args.output is not None, "checked above"
+    target = _target(stdout_or(args.output, json=args.json and not args.dry_run), args)
+    with open_output(json=args.json, quiet=args.quiet) as out:
+        found = find_model(args.model, out=out, allow_older=args.allow_older)
+        loaded = load_model(found, import_options=args.foreign.import_options(), echo=out.note)
+        made = _write(loaded, target, args, out)
+        if made is not None:
+            out.result(*made)
+    return 0
+
+
+#: The result of a command: facts for --json, and lines.
+_Result = tuple[dict[str, Any], list[object]]
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where a model goes, and as what.
+
+    format: of a file of splats; None for cameras as JSON. folder: of a streamed SOG. region: what is kept of the model.
+    """
+
+    output: Path
+    format: Format | None
+    folder: Path | None
+    region: Crop | None
+
+
+def _target(output: Path, args: ExportArguments) -> _Target:
+    """Return what is written to ``output``. Raises UsageError and OutputError for what cannot be."""
+    from splatcli.checkpoint.atomic import check_name
     from splatcli.formats import streamed_sog
     from splatcli.formats.registry import format_to_write
     from splatcli.formats.selection import Crop
 
-    assert args.output is not None, "checked above"
-    output = stdout_or(args.output, json=args.json and not args.dry_run)
     check_name(output)
     name = "ply" if str(output) == "-" and args.format is None else args.format
     folder = streamed_sog.folder_to_write(output, name)
@@ -196,30 +226,88 @@ def export(args: ExportArguments) -> int:
     )
     if args.target_size is not None and (chosen is None or folder is not None):
         raise UsageError("only a file of splats has a target size", where="--target-size", remedy="-o scene.sog")
-    region = None if args.crop is None else Crop.parse(args.crop)
-    with open_output(json=args.json, quiet=args.quiet) as out:
-        found = find_model(args.model, out=out, allow_older=args.allow_older)
-        loaded = load_model(found, import_options=args.foreign.import_options(), echo=out.note)
-        if chosen is None:
-            _finish(
-                _cameras(loaded, args.frame, out), len(loaded.gaussians), "cameras (JSON)", loaded, output, args, out
-            )
-            return 0
-        gaussians, metadata = _selected(loaded, chosen, region, args, out)
-        if output.stem != "-":
-            metadata = replace(metadata, title=output.stem)
-        if folder is not None:
-            _stream(gaussians, metadata, loaded, folder, args, out)
-            return 0
-        assert chosen.write is not None, "format_to_write() gives formats that are written"
-        if args.target_size is None:
-            encoded = chosen.write(gaussians, metadata)
-        else:
-            encoded, gaussians = _fit(gaussians, metadata, chosen, loaded, args, out)
-        for note in encoded.notes:
-            out.note(f"note: {note}")
-        _finish(encoded.payload, len(gaussians), chosen.title, loaded, output, args, out)
-    return 0
+    return _Target(output, chosen, folder, None if args.crop is None else Crop.parse(args.crop))
+
+
+def _write(loaded: Model, target: _Target, args: ExportArguments, out: Output) -> _Result | None:
+    """Write a model and return the result; None where the model itself goes to stdout. Notes are printed."""
+    if target.format is None:
+        payload = _cameras(loaded, args.frame, out)
+        return _finish(payload, len(loaded.gaussians), "cameras (JSON)", loaded, target.output, args, out)
+    gaussians, metadata = _selected(loaded, target.format, target.region, args, out)
+    if target.output.stem != "-":
+        metadata = replace(metadata, title=target.output.stem)
+    if target.folder is not None:
+        return _stream(gaussians, metadata, loaded, target.folder, args, out)
+    assert target.format.write is not None, "format_to_write() gives formats that are written"
+    if args.target_size is None:
+        encoded = target.format.write(gaussians, metadata)
+    else:
+        encoded, gaussians = _fit(gaussians, metadata, target.format, loaded, args, out)
+    for note in encoded.notes:
+        out.note(f"note: {note}")
+    return _finish(encoded.payload, len(gaussians), target.format.title, loaded, target.output, args, out)
+
+
+class ExportAtEnd:
+    """The files that ``splat train --export`` writes when a run has finished.
+
+    Raises UsageError for an ending of no format, OutputError for places that cannot be written.
+    """
+
+    def __init__(self, files: Sequence[Path] | None = None) -> None:
+        from splatcli.checkpoint.atomic import names_stdout
+        from splatcli.output_files import check_file_place, check_place
+
+        self.files = list(dict.fromkeys(files or ()))
+        self._targets = []
+        for file in self.files:
+            if str(file) == "-" or names_stdout(file):
+                raise UsageError(
+                    "stdout gets the path of the checkpoint",
+                    where="--export",
+                    remedy="name a file; or splat train SCENE | splat export -o -",
+                )
+            args = ExportArguments(output=file, overwrite=True)
+            try:
+                target = _target(file, args)
+            except UsageError as error:
+                raise UsageError(
+                    error.what, where="--export", remedy="--export scene.ply, .spz, .sog or .html"
+                ) from None
+            (check_file_place if target.folder is None else check_place)(file)
+            self._targets.append((target, args))
+
+    def write(self, checkpoint: Path, out: Output) -> tuple[dict[str, Any], SplatError | None]:
+        """Write the model of a checkpoint to each file, and print a message for each.
+
+        Return the files that were written, as a fact of the result, and what went wrong.
+        """
+        from splatcli.cli.model import load_model
+
+        if not self._targets:
+            return {}, None
+        written: list[Path] = []
+        try:
+            loaded = load_model(checkpoint, mapped=True)
+            for target, args in self._targets:
+                made = _write(loaded, target, args, out)
+                assert made is not None, "nothing goes to stdout"
+                facts, _ = made
+                written.append(facts["path"])
+                out.note(f"exported {facts['path']}: {facts['bytes'] / 1e6:,.1f} MB")
+        except SplatError as error:
+            return {"exports": written}, error
+        return {"exports": written}, None
+
+    def note_unwritten(self, run: Path | None, out: Output) -> None:
+        """Print a note where a run has not finished. run: None where splat resume cannot go on."""
+        if not self.files:
+            return
+        words = [word for file in self.files for word in ("--export", str(file))]
+        go_on = "the same command" if run is None else shlex.join(["splat", "resume", str(run), *words])
+        names, verb = " and ".join(map(str, self.files)), "is" if len(self.files) == 1 else "are"
+        out.note(f"note: {names} {verb} not written, because the run has not finished; {go_on} goes on and writes then")
 
 
 def _refuse_choices(args: ExportArguments) -> None:
@@ -251,45 +339,44 @@ def _fit(
 
 def _finish(
     payload: bytes, count: int, kind: str, loaded: Model, output: Path, args: ExportArguments, out: Output
-) -> None:
-    """Write a file, or print what would be written with --dry-run. kind: what the file is."""
+) -> _Result | None:
+    """Write a file and return the result; with --dry-run what would be written. kind: what the file is."""
     from splatcli.output_files import write_bytes
 
     facts = {"bytes": len(payload), "num_gaussians": count}
     if args.dry_run:
-        _plan(f"{kind}, {count:,} Gaussians, {len(payload):,} bytes", facts, loaded, output, out)
-    elif str(output) == "-":
+        return _plan(f"{kind}, {count:,} Gaussians, {len(payload):,} bytes", facts, loaded, output)
+    if str(output) == "-":
         out.data(payload)
-    else:
-        write_bytes(output, payload)
-        out.result({"path": output, **facts}, [output])
+        return None
+    write_bytes(output, payload)
+    return {"path": output, **facts}, [output]
 
 
-def _plan(what: str, facts: dict[str, Any], loaded: Model, output: Path, out: Output) -> None:
-    """Print what would be read and written. what, facts: the output, in words and for --json."""
+def _plan(what: str, facts: dict[str, Any], loaded: Model, output: Path) -> _Result:
+    """Return what would be read and written. what, facts: the output, in words and for --json."""
     replaced = ", which is there and is replaced" if output.exists() else ""
-    lines = [
+    lines: list[object] = [
         f"reads  {loaded.path}: {loaded.origin}, {len(loaded.gaussians):,} Gaussians",
         f"makes  {output}{replaced}: {what}",
     ]
     made = {"dry_run": True, "reads": loaded.path, "makes": output, "replaces": output.exists()}
-    out.result({**made, **facts}, lines)
+    return {**made, **facts}, lines
 
 
 def _stream(
     gaussians: Gaussians, metadata: ExportMetadata, loaded: Model, folder: Path, args: ExportArguments, out: Output
-) -> None:
-    """Write a streamed SOG, or print what would be written with --dry-run."""
+) -> _Result:
+    """Write a streamed SOG and return the result; with --dry-run what would be written."""
     from splatcli.formats.streamed_sog import level_counts
 
     levels = args.lod_levels or LOD_LEVELS
     if args.dry_run:
         counts = level_counts(len(gaussians), levels)
         words = f"a streamed SOG with levels of about {_listed(counts)} Gaussians"
-        _plan(words, {"num_gaussians": len(gaussians), "levels": counts}, loaded, folder, out)
-        return
+        return _plan(words, {"num_gaussians": len(gaussians), "levels": counts}, loaded, folder)
     facts = write_stream(gaussians, metadata, folder, levels, _contributions(gaussians, loaded, args, out), out)
-    out.result(facts, [facts["path"]])
+    return facts, [facts["path"]]
 
 
 def write_stream(

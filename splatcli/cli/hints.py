@@ -27,7 +27,7 @@ _MODEL = "the model is a word without a flag: splat {command} MODEL"
 _SIZE = "--size WxH"
 _ITERATION = "name a checkpoint: splat {command} RUN/ckpts/ckpt_007000.pt"
 _PATHS = "--views orbit, ellipse, spiral, interpolate or camera_path.json"
-_AFTER = "splat export RUN -o scene.ply, after training"
+_EXPORT = "--export scene.ply writes the finished model"
 _CURVES = "metrics.jsonl in the run folder has the curves"
 
 #: Commands, each -> flags of other programs -> what does that.
@@ -88,7 +88,7 @@ _FLAGS: dict[str, dict[str, str]] = {
         "--resume --continue": "splat resume RUN continues a run, and so does the same command with the same -o",
         "--checkpoint --load-checkpoint --load": "splat resume RUN continues a run; --init FILE starts from a model",
         "--init-from --init-ply --load-ply": "--init FILE starts from a model, --points FILE from points",
-        "--export-ply --export-every --export --output-ply --save-ply-every": _AFTER,
+        "--export-ply --export-every --output-ply --save-ply --save-ply-every": _EXPORT,
         "--render-traj-path --traj-path": "splat render RUN --views ellipse -o video.mp4, after training",
         "--compression": "splat export RUN -o scene.sog, after training",
         "--lpips --metrics": "splat eval RUN --lpips vgg, after training",

@@ -146,15 +146,17 @@ def load_model(
     import_options: ImportOptions | None = None,
     cameras: CameraSource | None = None,
     echo: Callable[[str], None] | None = None,
+    mapped: bool = False,
 ) -> Model:
     """Read a checkpoint, a file of splats or a checkpoint of another program, recognised by its content.
 
     import_options: how files of other programs are to be taken.
     cameras: those that are going to be used, for messages. echo: gets what the user should know of the file.
+    mapped: as for load_checkpoint().
     Raises ModelFileError.
     """
     with os_errors(UnreadableError, path):
-        return _load_model(path, device, import_options, cameras, echo)
+        return _load_model(path, device, import_options, cameras, echo, mapped)
 
 
 def _load_model(
@@ -163,6 +165,7 @@ def _load_model(
     import_options: ImportOptions | None,
     cameras: CameraSource | None,
     echo: Callable[[str], None] | None,
+    mapped: bool,
 ) -> Model:
     from splatcli.checkpoint.file import load_checkpoint
     from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
@@ -179,7 +182,7 @@ def _load_model(
                 where="--param-space",
                 remedy="leave --param-space out",
             )
-        checkpoint = load_checkpoint(path)
+        checkpoint = load_checkpoint(path, mapped=mapped)
         antialiased = checkpoint.config.train.antialiased
         return Model(
             path, "checkpoint", gaussians_to_render(checkpoint).to(device), checkpoint, antialiased=antialiased

@@ -379,6 +379,16 @@ StopAt = Annotated[
     ),
 ]
 
+ExportFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--export",
+        metavar="FILE",
+        help="When the run has finished, also write the model as `splat export` does: .ply, .spz, .sog, .html, ...; "
+        "may be repeated. A file that is there is replaced.",
+    ),
+]
+
 Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:1.")]
 
 ConfigFile = Annotated[

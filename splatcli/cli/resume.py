@@ -26,6 +26,7 @@ class ResumeArguments:
         options.MODEL_EXISTS,
     ] = None
     stop_at: options.StopAt = None
+    export: options.ExportFiles = None
     data: options.Data = None
     assignments: Annotated[
         list[str] | None,
@@ -77,17 +78,19 @@ def resume(args: ResumeArguments) -> int:
     \b
     Examples:
       splat resume output/scene
+      splat resume output/scene --export scene.ply
       splat resume output/scene/ckpts/ckpt_007000.pt --iterations 30000
       splat resume output/scene --set optim.means_lr=8e-5
       splat train scene/ --stop-at 1000 | splat resume
     """
     from splatcli.cli.console import open_output
+    from splatcli.cli.export import ExportAtEnd
     from splatcli.cli.model import find_model
     from splatcli.cli.ranks import SHARDED, joined_group, start_ranks
     from splatcli.cli.run_training import ResumeOverrides, resume_training
     from splatcli.cli.view import live_page
 
-    processes = args.processes
+    processes, exports = args.processes, ExportAtEnd(args.export)
     with open_output(json=args.json, quiet=args.quiet) as out:
         path = find_model(args.checkpoint, out=out, allow_older=True)
         if processes.ranks is not None:
@@ -115,4 +118,5 @@ def resume(args: ResumeArguments) -> int:
                 out=out,
                 group=group,
                 sharded=processes.distributed == SHARDED,
+                exports=exports,
             )

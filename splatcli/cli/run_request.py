@@ -27,7 +27,7 @@ _LEADING = ("strategy.name", "train.batch_size", "model.init", "train.iterations
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What a command line asks for: settings as they are before the scene is read, and options.
+    """The settings of a command line as they are before the scene is read, and options.
 
     build: makes the settings with others under dotted keys, schedules scaled to them. options: those that are no
     settings, as JSON. values: dotted keys whose values differ from those of the command line.

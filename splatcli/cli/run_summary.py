@@ -19,12 +19,18 @@ _FEWER_STEPS = 7000
 
 
 def summary(
-    trainer: Trainer, checkpoint: Path, score: Evaluated | None, probed: Probed | None, *, explain_split: bool = False
+    trainer: Trainer,
+    checkpoint: Path,
+    score: Evaluated | None,
+    probed: Probed | None,
+    *,
+    explain_split: bool = False,
+    exported: bool = False,
 ) -> str:
     """Return the message at the end of a run: time, quality, sizes, what is suspicious, what comes next.
 
     score, probed: the last figures of the held-out views and of the probe views. explain_split: whether to say how to
-    train on the held-out views, too.
+    train on the held-out views, too. exported: whether a file of the model is written already.
     """
     from splatcli.scene.borders import border_note
     from splatcli.train.evaluate import PASSES, outlier_note
@@ -50,7 +56,8 @@ def summary(
         remark += _overfit_remark(probed, score, state.config.train.iterations)
     borders = None if score is None else border_note(trainer.scene, state.test)
     remark += f"\n{borders}" if borders else ""
-    following = [f"splat view {name}", f"splat render {name} --views", f"splat export {name} -o scene.ply"]
+    following = [f"splat view {name}", f"splat render {name} --views"]
+    following += [] if exported else [f"splat export {name} -o scene.ply"]
     return f"{took}: {facts}{remark}\nnext: " + "\n      ".join(following)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from splatcli.cli.console import Output, make_reporter
 from splatcli.cli.dry_run import show_earlier, show_sfm, show_training
+from splatcli.cli.export import ExportAtEnd
 from splatcli.cli.model import Model, find_model, load_model, run_folder
 from splatcli.cli.process import ECHO, Requests, exit_code
 from splatcli.cli.ranks import check_sharded
@@ -69,7 +70,7 @@ class NewRun:
     request: what identifies the run. import_options: for the model that ``--init`` names.
     output: the run folder; None chooses one. limit: seconds of this process that steps and Gaussians have to fit.
     dry: only say what would be done, by as many processes as ``ranks`` says.
-    given: the keys of the settings that the command line and its file give.
+    given: the keys of the settings that the command line and its file give. exports: files for the finished model.
     """
 
     config: Config
@@ -83,6 +84,7 @@ class NewRun:
     dry: bool = False
     ranks: int | None = None
     given: tuple[str, ...] = ()
+    exports: ExportAtEnd = field(default_factory=ExportAtEnd)
 
 
 def note_unused(config: Config, given: Iterable[str], out: Output) -> None:
@@ -153,6 +155,7 @@ def start_training(
             out=out,
             group=group,
             sharded=sharded,
+            exports=run.exports,
             explain_split=explain_split,
         )
     with Requests(ECHO if group else 0.0) as requests:
@@ -194,7 +197,15 @@ def start_training(
             is_chosen = budget is not None or "train.iterations" in run.given or run.stop_at is not None
             hint = None if is_chosen or trainer.state.gaussians.device.type != "cpu" else LongRunNote(trainer, out)
             return run_trainer(
-                trainer, run.stop_at, requests, live, out, budget=budget, hint=hint, explain_split=explain_split
+                trainer,
+                run.stop_at,
+                requests,
+                live,
+                out,
+                budget=budget,
+                hint=hint,
+                exports=run.exports,
+                explain_split=explain_split,
             )
 
 
@@ -268,11 +279,12 @@ def resume_training(
     out: Output,
     group: ProcessGroup | None = None,
     sharded: bool = False,
+    exports: ExportAtEnd | None = None,
     explain_split: bool = False,
 ) -> int:
     """Continue the run of a checkpoint; return the exit code.
 
-    group, sharded: as for start_training(). explain_split: see summary().
+    group, sharded: as for start_training(). exports, explain_split: as for run_trainer().
     """
     from splatcli.checkpoint.file import load_checkpoint
     from splatcli.config import read_settings
@@ -306,7 +318,7 @@ def resume_training(
         if checkpoint.step == config.train.iterations:
             out.note(f"the run is finished at step {checkpoint.step}; for more steps: {command} --iterations N")
             unchanged = config == checkpoint.config and overrides == ResumeOverrides() and live is None
-            if unchanged and _report_last_result(path, group, out, held_out=bool(checkpoint.test)):
+            if unchanged and _report_last_result(path, group, out, held_out=bool(checkpoint.test), exports=exports):
                 return 0
         root = scene_folder(checkpoint, overrides.data, f"{command} --data DIR")
         check_batch(config, None if group is None else group.size)
@@ -335,7 +347,7 @@ def resume_training(
             run_dir.rewind(checkpoint.step)
             run_dir.write_config(trainer.state.config)
             del checkpoint  # takes as much memory as the state itself
-            return run_trainer(trainer, stop_at, requests, live, out, explain_split=explain_split)
+            return run_trainer(trainer, stop_at, requests, live, out, exports=exports, explain_split=explain_split)
 
 
 def _check_own_checkpoint(path: Path) -> None:
@@ -360,16 +372,34 @@ def _note_stop(stop_at: int | None, step: int, last: int, out: Output) -> None:
         out.note(f"note: no step is done: the run is at step {step:,}, and --stop-at {stop_at} is not after that")
 
 
-def _report_last_result(path: Path, group: ProcessGroup | None, out: Output, *, held_out: bool) -> bool:
-    """Print the result of the finished run whose newest checkpoint is ``path``; return False where it is not known."""
+def _report_last_result(
+    path: Path, group: ProcessGroup | None, out: Output, *, held_out: bool, exports: ExportAtEnd | None
+) -> bool:
+    """Print the result of the finished run whose newest checkpoint is ``path``; return False where it is not known.
+
+    exports: files for its model.
+    """
 
     def ended() -> Path | None:
         return path if _last_result(path, held_out=held_out) else None
 
     if _on_rank0(group, "inspecting the run folder", ended) is None:
         return False
-    out.result({**_last_result(path, held_out=held_out), "rollbacks": 0}, [path])
+    result = {**_last_result(path, held_out=held_out), "rollbacks": 0}
+    written, problem = _export(path, exports, group, out)
+    out.result(result | written, [path])
+    if problem is not None:
+        raise problem
     return True
+
+
+def _export(
+    path: Path, exports: ExportAtEnd | None, group: ProcessGroup | None, out: Output
+) -> tuple[dict[str, Any], SplatError | None]:
+    """Write the files for the model of a finished run; return them as a fact of its result, and what went wrong."""
+    if exports is None or (group is not None and group.rank):
+        return {}, None
+    return exports.write(path, out)
 
 
 def _last_result(path: Path, *, held_out: bool) -> dict[str, Any]:
@@ -604,12 +634,13 @@ def run_trainer(
     *,
     budget: TimeBudget | None = None,
     hint: LongRunNote | None = None,
+    exports: ExportAtEnd | None = None,
     explain_split: bool = False,
 ) -> int:
     """Run the trainer and report its events; return the exit code.
 
-    The result is printed whenever the last state was saved, also before an error is raised. explain_split: see
-    summary().
+    The result is printed whenever the last state was saved, also before an error is raised.
+    exports: files for the finished model. explain_split: see summary().
     """
     from splatcli.train.events import Evaluated, Probed, RolledBack, Stepped, Stopped
 
@@ -658,11 +689,18 @@ def run_trainer(
         "ssim": score.ssim if score else None,
         "rollbacks": rollbacks,
     }
+    lost: SplatError | None = None
+    if stopped.reason in ("finished", "max-time"):
+        written, lost = _export(stopped.path, exports, trainer.group, out)
+        facts |= written
+    elif exports is not None:
+        exports.note_unwritten(trainer.run_dir.path, out)
     if problem is None and stopped.reason == "finished" and trainer.state.config.data.block is None:
-        out.note(summary(trainer, stopped.path, score, probed, explain_split=explain_split))
+        exported = bool(facts.get("exports"))
+        out.note(summary(trainer, stopped.path, score, probed, explain_split=explain_split, exported=exported))
     out.result(facts, [stopped.path])
-    if problem is not None:
-        raise problem
+    if (failed := problem or lost) is not None:
+        raise failed
     missed = trainer.checkpointer.missed
     if missed and stopped.reason == "finished":
         raise OutputError(

@@ -70,6 +70,7 @@ class TrainArguments:
         ),
     ] = None
     stop_at: options.StopAt = None
+    export: options.ExportFiles = None
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print what would be read and made, memory and time; train nothing."),
@@ -155,6 +156,7 @@ def train(args: TrainArguments) -> int:
       splat train images/
       splat train scene/ -r 2 --iterations 7000 -o output/small
       splat train scene/ --max-time 60s
+      splat train scene/ --export scene.ply
       splat train scene/ --blocks 2x3 -o output/city
       splat train scene/ --dry-run
       splat train scene/ --viewer
@@ -165,6 +167,7 @@ def train(args: TrainArguments) -> int:
       splat train scene/ --set optim.means_lr=1e-4 --json > log.jsonl
     """
     from splatcli.cli.console import open_output
+    from splatcli.cli.export import ExportAtEnd
     from splatcli.cli.ranks import SHARDED, check_ranks, joined_group, start_ranks
     from splatcli.cli.run_request import RunRequest
     from splatcli.cli.run_training import NewRun, start_training
@@ -174,6 +177,7 @@ def train(args: TrainArguments) -> int:
     processes = args.processes
     layout = any(args.settings.get(f"data.{key}") for key in ("format", "model", "images"))
     args.check_settings()
+    exports = ExportAtEnd(args.export)
     scene, note = scene_to_train(args.scene, is_layout_given=layout)
     args = replace(args, scene=scene)
     with open_output(json=args.json, quiet=args.quiet) as out:
@@ -212,6 +216,7 @@ def train(args: TrainArguments) -> int:
                 dry=args.dry_run,
                 ranks=ranks,
                 given=tuple(read_settings(args.settings, file=args.config, assignments=args.assignments)),
+                exports=exports,
             )
             with live_page(args.page.viewer, host=args.page.host, port=args.page.port, out=out) as live:
                 if config.data.blocks is not None:
@@ -223,11 +228,13 @@ def train(args: TrainArguments) -> int:
 
 def check(args: TrainArguments) -> int:
     """Check the arguments of ``splat train`` as far as that needs neither the scene nor a run; return 0."""
+    from splatcli.cli.export import ExportAtEnd
     from splatcli.cli.ranks import check_ranks
     from splatcli.native.backend import resolve_device
 
     processes = args.processes
     args.check_settings()
+    ExportAtEnd(args.export)
     if processes.ranks is not None:
         check_ranks(processes.ranks, device=args.device, mode=processes.distributed, asked=options.RANKS[0])
     elif args.device != "auto":  # which takes what there is
@@ -280,6 +287,12 @@ def _check_blocks(args: TrainArguments, block: int | None) -> None:
     """Raise UsageError for options that do not apply to blocks."""
     if block is not None and args.output is None:
         raise UsageError("jobs of one scene need one folder", where="--block", remedy="name it with -o DIR")
+    if block is not None and args.export:
+        raise UsageError(
+            "one block is no finished model",
+            where="--export",
+            remedy="leave it out; splat merge RUN | splat export -o FILE",
+        )
     if args.overwrite:
         raise UsageError(
             "finished blocks stay, and the others continue", where="--overwrite", remedy="leave it out, or another -o"
