@@ -374,7 +374,10 @@ def scene_with_points(
                 "triangulates better ones (docs/quality.md)"
             )
             return None
-        out.note("the scene has no points: splat sfm triangulates them first (--init random goes without)")
+        out.note(
+            "the scene has no points: splat sfm triangulates them first, and keeps them beside the run for later "
+            "ones; --init random starts without"
+        )
         while True:
             left = None if seconds is None else seconds - (time.monotonic() - began)
             try:

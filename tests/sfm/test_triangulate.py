@@ -290,7 +290,8 @@ def test_training_triangulates_points_that_are_missing(
     assert run([*words, "--iterations", "3", "--stop-at", "2"]) == 0
     said = capfd.readouterr().err
     points = tmp_path / "out" / f"{posed.name}-sfm"
-    assert "the scene has no points: splat sfm triangulates them first" in said
+    assert "splat sfm triangulates them first, and keeps them beside the run for later ones" in said
+    assert "; --init random starts without\n" in said
     assert "random" not in said.replace("--init random", "")
     config = json.loads((tmp_path / "out/run/config.json").read_text())
     assert (config["data"]["points"], config["data"]["scene"]) == (str(points), str(posed))
