@@ -231,7 +231,7 @@ def _distinct(views: list[View], file: Path, problems: Problems) -> list[View]:
     """Return ``views``, which are in name order, without those that repeat the name of another."""
     if not views:
         problems.raise_any()
-        raise SceneError("describes no views", where=file, remedy="run structure from motion again")
+        raise SceneError("the file describes no views", where=file, remedy="run structure from motion again")
     kept = views[:1]
     for view in views[1:]:
         if view.name != kept[-1].name:

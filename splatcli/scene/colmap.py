@@ -112,9 +112,9 @@ def search_models(root: Path, *, triangulated: bool = True) -> list[Model]:
         groups = others
     if len(groups) > 1:
         raise SceneError(
-            "has several COLMAP models: " + ", ".join(str(path.relative_to(root)) for path in groups),
+            "the folder has several COLMAP models: " + ", ".join(str(path.relative_to(root)) for path in groups),
             where=root,
-            remedy="name the folder of one of them as the scene",
+            remedy=f"name one of them as the scene, such as {root / next(iter(groups))}",
         )
     return [model for models in groups.values() for model in _largest_first(models)]
 
@@ -366,7 +366,7 @@ class _Records:
         """Open a file at its start. Raises SceneError for one too short to hold a count."""
         with path.open("rb") as file:
             if path.stat().st_size < _COUNT.size:
-                raise SceneError(f"is only {path.stat().st_size} bytes long", where=path, remedy=_REMEDY)
+                raise SceneError(f"the file is only {path.stat().st_size} bytes long", where=path, remedy=_REMEDY)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 yield cls(path, data)
 

@@ -64,9 +64,7 @@ def find_images(
     if data.images is not None:
         folders = [source.root / data.images]
         if not folders[0].is_dir():
-            problems.add(
-                SceneError("the folder of images is not there", where=folders[0], remedy="correct splat train --images")
-            )
+            problems.add(_no_folder(data.images, source))
             return Found(folders[0])
     found = _choose_folder(folders, views)
     if found.missing:
@@ -270,8 +268,25 @@ def _missing(found: Found, total: int, looked: list[Path], root: Path) -> SceneE
     return SceneError(
         f"none of the {total} images was found: {shown}; looked in {places or found.folder}; {there}",
         where=root,
-        remedy="name their folder with splat train --images DIR, or make the names of the files those of the views",
+        remedy="name the folder of the images with splat train --images DIR, or rename the files to "
+        "the names that the scene gives its views",
     )
+
+
+def _no_folder(named: str, source: SceneSource) -> SceneError:
+    """Return the error for the folder of ``data.images`` that is not there: what to give instead."""
+    place, root = source.root / named, source.root
+    base, _, divisor = place.name.rpartition("_")
+    whole = place.with_name(base) if base and divisor in [str(one) for one in DIVISORS[1:]] else None
+    if whole is not None and whole.is_dir():
+        usual = whole in source.image_folders
+        instead = "leave out --images" if usual else f"--images {shlex.quote(whole.relative_to(root).as_posix())}"
+        remedy = f"{instead}; splat train -r {divisor} divides the sides of the images in {base}/ by {divisor}"
+    else:
+        there = sorted({PurePosixPath(image).parent.as_posix() for image in images_below(root)})
+        flags = listed([f"--images {shlex.quote(folder)}" for folder in there], SHOWN, " or ")
+        remedy = f"name a folder of the scene that holds images: {flags}" if there else "the scene has no image file"
+    return SceneError("there is no such folder of images", where=place, remedy=remedy)
 
 
 def _in_place_of(path: Path) -> str:

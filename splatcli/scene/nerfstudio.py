@@ -77,7 +77,9 @@ def load_transforms(file: Path) -> dict[str, Any]:
 def _frames(document: dict[str, Any], file: Path) -> list[object]:
     frames = document.get("frames")
     if not isinstance(frames, list) or not frames:
-        raise SceneError("has no list 'frames' with at least one frame", where=file, remedy="run the export again")
+        raise SceneError(
+            "the file has no list 'frames' with at least one frame", where=file, remedy="run the export again"
+        )
     return frames
 
 

@@ -74,7 +74,7 @@ def read_scene(path: Path, data: DataConfig, *, background: Rgb | None = (0, 0, 
             raise SceneError("no such folder", where=path, remedy="name the folder that holds the images and cameras")
         if not root.is_dir():
             remedy = file_remedy(root) or f"try its folder, {root.parent}"
-            raise SceneError("is a file, not a scene's folder", where=path, remedy=remedy)
+            raise SceneError("this is a file, not a scene's folder", where=path, remedy=remedy)
         problems = Problems(root)
         reader, source = _describe(root, data, problems)
         scene = build_scene(source, reader, data, background, problems)
@@ -207,7 +207,7 @@ def _nested(root: Path) -> Path | None:
             folders.clear()
     if len(found) > 1:
         raise SceneError(
-            "has several scenes: " + ", ".join(path.relative_to(root).as_posix() for path in found),
+            "the folder has several scenes: " + ", ".join(path.relative_to(root).as_posix() for path in found),
             where=root,
             remedy=f"name one of them, as {found[0]}",
         )
@@ -237,7 +237,7 @@ def _compare(source: SceneSource, other: Reader, root: Path, data: DataConfig) -
         return
     if difference is not None:
         raise UsageError(
-            f"has both a COLMAP model and {other.files}, and they disagree: {difference}",
+            f"the folder has both a COLMAP model and {other.files}, and they disagree: {difference}",
             where=root,
             remedy=f"choose one: move the other away, or splat train --format {colmap.READER.name} or {other.name}",
         )

@@ -216,7 +216,7 @@ CASES = [
         2,
         "two that do not belong together",
         both(keep_views(12, "scene/friday"), move(MODEL, "scene/monday")),
-        says=("several COLMAP models: friday, monday", "help: name the folder"),
+        says=("the folder has several COLMAP models: friday, monday", "help: name one of them as the scene, such as "),
     ),
     # A mapper that gave up.
     Case(
@@ -496,7 +496,34 @@ CASES = [
         says=("none of the 12 images", "looked in images/, ", "1 others, such as pictures/IMG_1.JPG", "--images DIR"),
     ),
     Case(16, "all, skipped", remove("scene/images"), says=("the scene has no image file",), flags=("--skip-missing",)),
-    Case(16, "the folder named", nothing, says=("the folder of images is not there",), flags=("--images", "nowhere")),
+    Case(
+        16,
+        "the folder named",
+        nothing,
+        says=("there is no such folder of images", "scene/nowhere", "that holds images: --images images\n"),
+        flags=("--images", "nowhere"),
+    ),
+    Case(
+        16,
+        "a folder of reduced copies",
+        nothing,
+        says=("no such folder", "leave out --images; splat train -r 4 divides the sides of the images in images/ by 4"),
+        flags=("--images", "images_4"),
+    ),
+    Case(
+        16,
+        "a folder of reduced copies of another folder",
+        move("scene/images", "scene/photos"),
+        says=("no such folder", "help: --images photos; splat train -r 2 divides the sides of the images in photos/"),
+        flags=("--images", "photos_2"),
+    ),
+    Case(
+        16,
+        "the folder named and all images",
+        remove("scene/images"),
+        says=("there is no such folder of images", "the scene has no image file"),
+        flags=("--images", "nowhere"),
+    ),
     Case(
         17,
         "another case and ending",
