@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,14 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         ("optim.sh0_lr=true", "optim.sh0_lr = True: takes neither true nor false"),
         ("train.iterations=false", "train.iterations = False: takes neither true nor false"),
         ("optim=5", "optim is a section, whose settings are optim.NAME"),
-        ("optim.sh0_lr=0.1\nx = 2", "optim.sh0_lr = '0.1\\nx = 2': Input should be a valid number"),
+        ("optim.sh0_lr=0.1\nx = 2", "optim.sh0_lr = '0.1\\nx = 2': expected a number, e.g. 0.0025"),
+        ("optim.sh0_lr=0", "optim.sh0_lr = 0: expected a number above 0, e.g. 0.0025"),
+        ("train.batch_size=5000", "train.batch_size = 5000: expected a number of at most 4096, e.g. 1"),
+        ("train.batch_size=1.5", "train.batch_size = 1.5: expected a whole number, e.g. 1"),
+        ("data.strict=perhaps", "data.strict = 'perhaps': expected true or false"),
+        ("data.mask_mode=x", "data.mask_mode = 'x': expected ignore or transparent\n"),
+        ("save.steps=5", "save.steps = 5: expected a list, e.g. [7000, 30000]"),
+        (f"strategy.name={'x' * 101}", "expected a text of at most 100 characters, e.g. absgrad"),
     ],
 )
 def test_what_is_no_value_of_a_setting_is_refused(assignment: str, said: str) -> None:
@@ -65,6 +73,19 @@ def test_what_is_no_value_of_a_setting_is_refused(assignment: str, said: str) ->
         build_config(assignments=[assignment])
     assert said in str(caught.value)
     assert build_config(assignments=["train.antialiased=true"]).train.antialiased
+
+
+@pytest.mark.parametrize("key", setting_fields())
+def test_no_setting_is_refused_in_the_words_of_pydantic(key: str) -> None:
+    """Whatever the value: numbers, texts, switches, lists and tables."""
+    said = []
+    for value in ("abc", "igs+", "", "x" * 200, -1e9, 1e9, 1.5, float("nan"), True, [], [-1], ["a"], {"a": 1}):
+        try:
+            build_config({key: value})
+        except UsageError as error:
+            said.append(error.what)
+    assert said
+    assert not [text for text in said if re.search(r"Input|should|valid (int|num|str|bool)|Value error", text)]
 
 
 def test_none_is_a_value_where_a_number_may_be_missing(tmp_path: Path) -> None:

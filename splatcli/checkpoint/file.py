@@ -48,7 +48,7 @@ from splatcli.checkpoint.schema import (
     writer_info,
 )
 from splatcli.checkpoint.state import Checkpoint, DatasetInfo, Scalar
-from splatcli.config import Config, parse_config
+from splatcli.config import Config, fault, parse_config
 from splatcli.errors import DivergedError, ModelFileError, SplatError, UsageError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.scene.camera import Camera, lens_rows
@@ -279,7 +279,7 @@ def _config(manifest: Manifest, where: object) -> Config:
     try:
         return parse_config(manifest.config)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {fault(e)}" for e in error.errors())
         raise ModelFileError(f"the settings stored inside are not valid: {problems}", where=where) from None
 
 

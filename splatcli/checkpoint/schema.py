@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from torch import Tensor
 
 from splatcli import __version__, machine
+from splatcli.config import fault
 from splatcli.errors import ModelFileError, VersionError
 from splatcli.native.backend import chosen_isa
 from splatcli.scene.camera import NEAR
@@ -256,7 +257,7 @@ def parse_manifest(text: str, where: object) -> Manifest:
     try:
         return Manifest.model_validate(data)
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        problems = [f"{'.'.join(map(str, e['loc']))}: {fault(e)}" for e in error.errors()]
         raise ModelFileError(problem_list("the manifest is not valid", problems), where=where) from None
 
 

@@ -1,7 +1,8 @@
 """The settings of a run.
 
 settings.py declares each of them; section.py is what the declarations are made with. build.py makes a Config of preset,
-file, flags and assignments, and reads the one that is stored with a run. unused.py finds settings without effect.
+file, flags and assignments, and reads the one that is stored with a run. faults.py says what is wrong with a value,
+unused.py finds settings without effect.
 """
 
 from splatcli.config.build import (
@@ -16,6 +17,7 @@ from splatcli.config.build import (
     strategy_recipe,
     with_settings,
 )
+from splatcli.config.faults import fault
 from splatcli.config.section import Flag, Section
 from splatcli.config.settings import (
     COLOUR_MAPS,
@@ -72,6 +74,7 @@ __all__ = [
     "TrainConfig",
     "ViewsConfig",
     "build_config",
+    "fault",
     "flat_settings",
     "parse_blocks",
     "parse_colour",

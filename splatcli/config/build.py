@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from splatcli.config.faults import fault
 from splatcli.config.settings import (
     MADE_STARTS,
     REFERENCE_ITERATIONS,
@@ -147,7 +148,7 @@ def build_config(
         config = Config.model_validate(_nest(merged))
     except ValidationError as error:
         flagged = [key for key, value in (flags or {}).items() if value is not None and by_flags]
-        raise _out_of_range(error, file, flagged) from None
+        raise _invalid(error, file, flagged) from None
     return config
 
 
@@ -199,7 +200,7 @@ def with_settings(config: Config, values: dict[str, Any]) -> Config:
     try:
         return Config.model_validate(_nest({**flat_settings(config), **values}))
     except ValidationError as error:
-        raise _out_of_range(error, None, values) from None
+        raise _invalid(error, None, values) from None
 
 
 def resolve(
@@ -307,18 +308,21 @@ def _nest(flat: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _out_of_range(error: ValidationError, file: Path | None, flagged: Iterable[str]) -> UsageError:
+def _invalid(error: ValidationError, file: Path | None, flagged: Iterable[str]) -> UsageError:
     """Return pydantic's errors as a message; it names the flags among them, whose keys are ``flagged``, or the file."""
-    problems = {
-        ".".join(
-            map(str, one["loc"])
-        ): f"{_brief(_as_number(one['input']))}: {one['msg'].removeprefix('Value error, ')}"
-        for one in error.errors()
-    }
+    defaults = flat_settings(Config())
+    problems: dict[str, str] = {}
+    for one in error.errors():
+        key, text = ".".join(map(str, one["loc"])), fault(one)
+        default = defaults.get(key)
+        has_example = default not in (None, "") and not isinstance(default, bool)
+        if has_example and one["type"] not in ("value_error", "literal_error"):
+            text += f", e.g. {list(default) if isinstance(default, tuple) else default}"
+        problems[key] = f"{_brief(_as_number(one['input']))}: {text}"
     names = [flags[0].names[0] for key, flags in setting_flags().items() if key in problems and key in flagged]
     listed = "; ".join(f"{key} = {text}" for key, text in problems.items())
     return UsageError(
-        f"settings out of range: {listed}",
+        f"{'this setting is' if len(problems) == 1 else 'these settings are'} not valid: {listed}",
         where=", ".join(names) or file,
         remedy="splat docs settings lists what each setting accepts",
     )

@@ -27,6 +27,7 @@ from torch import Tensor
 from splatcli import __version__
 from splatcli.checkpoint.atomic import write_folder_atomically
 from splatcli.checkpoint.foreign.imported import Columns, ImportedModel, check_finite
+from splatcli.config import fault
 from splatcli.errors import ModelFileError, OutputError, VersionError
 from splatcli.formats.format import ExportMetadata, Format, file_size
 from splatcli.formats.sog import STREAMED, import_sog, sog_files
@@ -343,7 +344,7 @@ class _Index(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "the text"
-            raise ModelFileError(f"not the index of a streamed SOG: {place}: {first['msg']}", where=path) from None
+            raise ModelFileError(f"not the index of a streamed SOG: {place}: {fault(first)}", where=path) from None
         except (ValueError, RecursionError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             raise ModelFileError(f"not the index of a streamed SOG ({reason})", where=path) from None
@@ -381,7 +382,7 @@ def _levels(lods: dict[str, Any], path: Path) -> dict[int, _Range]:
         return {int(level): _Range.model_validate(entry) for level, entry in lods.items()}
     except ValidationError as error:
         first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        reason = f"{'.'.join(map(str, first['loc']))}: {fault(first)}"
     except ValueError as error:
         reason = str(error)
     raise ModelFileError(f"a leaf of the tree has no readable levels: {reason}", where=path)

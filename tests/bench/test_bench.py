@@ -140,7 +140,7 @@ def test_a_run_that_fails_ends_the_bench_with_its_words(tmp_path: Path, capfd: p
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--sh-degree 9", "model.sh_degree = 9: Input should be less than or equal to 4"),
+        ("--sh-degree 9", "model.sh_degree = 9: expected a number of at most 4"),
         ("--sh-degre 1", "there is no option --sh-degre\n  help: did you mean --sh-degree?"),
         ("--max-time soon", "'soon' is not a length of time\n  where: --max-time"),
         ("--max-time 5m --ranks 2", "--max-time plans for one process"),

@@ -124,7 +124,7 @@ def base_of(document: dict[str, Any]) -> dict[str, Any]:
         (lambda d: d["bufferViews"][0].update(extensions={"EXT_meshopt_compression": {}}), "EXT_meshopt_compression"),
         (lambda d: base_of(d)["extensions"][SPZ].update(bufferView=3), "view 3 of 1"),
         (lambda d: base_of(d)["extensions"][SPZ].update(bufferView=-1), "bufferView: "),
-        (lambda d: base_of(d)["extensions"][SPZ].pop("bufferView"), "bufferView: Field required"),
+        (lambda d: base_of(d)["extensions"][SPZ].pop("bufferView"), "bufferView: it is missing"),
         (lambda d: base_of(d)["extensions"].update({SPZ: 3}), "the extension: "),
         (lambda d: base_of(d).update(extensions=SPZ), "stored by KHR_gaussian_splatting_compression_spz_2"),
         (lambda d: base_of(d).update(extensions={"EXT_other": {}}), "stored by EXT_other, which is not read"),

@@ -165,13 +165,13 @@ def webp(width: int, height: int) -> bytes:
     ("edit", "said"),
     [
         (lambda members, meta: meta.update(version=3), "SOG version 3; 1 and 2 are read"),
-        (lambda members, meta: meta.pop("version"), "means.shape: Field required"),  # of version 1, which it is then
+        (lambda members, meta: meta.pop("version"), "means.shape: it is missing"),  # of version 1, which it is then
         (lambda members, meta: meta.update(model="2dgs"), "2D Gaussian (2DGS) model"),
         (lambda members, meta: meta.update(count=0), "count: "),
         (lambda members, meta: meta.update(count=10**9), "count: "),
         (lambda members, meta: meta.update(count=10**8), "100,000,000 are needed"),
         (lambda members, meta: meta.update(count=65), "65 are needed"),
-        (lambda members, meta: meta.pop("quats"), "quats: Field required"),
+        (lambda members, meta: meta.pop("quats"), "quats: it is missing"),
         (lambda members, meta: meta["means"].update(mins=[0, 0]), "means.mins"),
         (lambda members, meta: meta["scales"].update(codebook=[0.0] * 255), "scales.codebook"),
         (lambda members, meta: meta["quats"].update(files=["../../etc/passwd"]), "quats.files"),

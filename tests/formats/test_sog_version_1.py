@@ -74,7 +74,7 @@ Edit = Callable[[dict[str, bytes], dict[str, Any]], object]
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (lambda members, meta: meta["means"].pop("shape"), "means.shape: Field required"),
+        (lambda members, meta: meta["means"].pop("shape"), "means.shape: it is missing"),
         (lambda members, meta: meta["means"].update(shape=[0, 3]), "means.shape"),
         (lambda members, meta: meta["means"].update(shape=[10**12, 3]), "means.shape"),
         (lambda members, meta: meta["means"].update(shape=[10**8, 3]), "100,000,000 are needed"),
