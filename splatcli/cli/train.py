@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -128,6 +129,21 @@ class TrainArguments:
         if self.max_time is not None and "train.iterations" in given:
             raise UsageError("--max-time chooses the steps itself", where="--iterations", remedy="give one of the two")
 
+    def with_points_of_init(self) -> tuple[TrainArguments, str | None]:
+        """Return the arguments with a point cloud of --init as that of --points, and a note; else as they are."""
+        from splatcli.config import NAMED_STARTS
+        from splatcli.formats.ply import is_point_cloud
+
+        init = self.settings.get("model.init")
+        if init is None or init in NAMED_STARTS or "data.points" in self.settings:
+            return self, None
+        path = Path(init).expanduser()
+        if not path.is_file() or not is_point_cloud(path):
+            return self, None
+        others = {key: value for key, value in self.settings.items() if key != "model.init"}
+        note = f"note: {init} holds points, no Gaussians: --init is taken as --points {shlex.quote(init)}"
+        return replace(self, settings={**others, "data.points": init}), note
+
     def build(self, values: Mapping[str, Any]) -> Config:
         """Return the settings of the run, with ``values`` under dotted keys in place of those that are given."""
         from splatcli.config import build_config
@@ -179,7 +195,7 @@ def train(args: TrainArguments) -> int:
     args.check_settings()
     exports = ExportAtEnd(args.export)
     scene, note = scene_to_train(args.scene, is_layout_given=layout)
-    args = replace(args, scene=scene)
+    args, points_note = replace(args, scene=scene).with_points_of_init()
     with open_output(json=args.json, quiet=args.quiet) as out:
         words, device, mode = sys.argv[1:], args.device, processes.distributed
         if args.dry_run and processes.ranks is not None:  # this process plans for all
@@ -196,8 +212,8 @@ def train(args: TrainArguments) -> int:
             )
         with joined_group(mode, device, out) as (group, own_device):
             ranks = processes.ranks if group is None else group.size
-            if note is not None:
-                out.note(note)
+            for text in filter(None, (note, points_note)):
+                out.note(text)
             # The request has no default batch of ranks, so that another number of ranks recognises the run.
             request = RunRequest(
                 args.build_over_assignments, {"--max-time": args.max_time, **args.foreign.request()}, {}
@@ -232,6 +248,7 @@ def check(args: TrainArguments) -> int:
     from splatcli.cli.ranks import check_ranks
     from splatcli.native.backend import resolve_device
 
+    args, _ = args.with_points_of_init()
     processes = args.processes
     args.check_settings()
     ExportAtEnd(args.export)

@@ -454,6 +454,8 @@ _FALLBACK = ["red", "green", "blue", "alpha"]
 _TIMES = {"trbf_center", "trbf_scale", "motion_0", "scale_t", "scale_t_0", "rot_r_0"}
 #: Names of the elements that Brush reads as the changes of a later frame.
 _CHANGES = "delta_vertex_"
+#: Columns of which a PLY of Gaussians has one at least, and a point cloud none.
+_OF_GAUSSIANS = {"opacity", "scale_0", "rot_0"}
 _USE_OF_POINTS = (
     "name the PLY that a training wrote, as point_cloud/iteration_30000/point_cloud.ply; training starts from points "
     "with splat train SCENE --points FILE, else from those of the scene"
@@ -467,9 +469,7 @@ def _check_columns(vertex: PlyElement, path: Path) -> int:
     if missing == ["scale_2"]:
         raise refused_discs(path, "two scales a Gaussian")
     if missing:
-        looks = (
-            "a point cloud" if not present & {"opacity", "scale_0", "rot_0"} else "a splat export without all columns"
-        )
+        looks = "a splat export without all columns" if present & _OF_GAUSSIANS else "a point cloud"
         if not present & set(_SH0) and present & {"red", "r", "diffuse_red"} and "opacity" in present:
             looks = "an export with plain rgb colours"
         raise ModelFileError(
@@ -493,6 +493,16 @@ def _check_columns(vertex: PlyElement, path: Path) -> int:
     if shN_numbers not in [3 * size for size in SHN_COUNTS] or not present >= set(_rest_names(shN_numbers)):
         raise ModelFileError(f"{shN_numbers} f_rest columns; 0, 9, 24, 45 or 72 are known, numbered from 0", where=path)
     return shN_numbers
+
+
+def is_point_cloud(path: Path) -> bool:
+    """Return whether a file is a PLY of points without opacities, scales and rotations. False for a damaged one."""
+    try:
+        header = read_ply_header(path, lenient=True)
+    except (ModelFileError, UnreadableError):
+        return False
+    present = {name for element in header.elements if element.name == "vertex" for name in element.properties}
+    return present >= {"x", "y", "z"} and not present & _OF_GAUSSIANS
 
 
 def _ignored(header: PlyHeader, vertex: PlyElement) -> list[str]:

@@ -58,7 +58,7 @@ class Row:
 
     file: its name. make: puts it into a folder. said: in the message.
     reported: info describes the file instead of refusing it, since its structure is sound.
-    flag: with it the file is taken, where there is one. code: of the refusal.
+    flag: with it the file is taken, where there is one. code: of the refusal. points: train starts from its points.
     """
 
     row: int
@@ -69,11 +69,16 @@ class Row:
     reported: bool = False
     flag: tuple[str, ...] = ()
     code: int = 5
+    points: bool = False
 
     def cases(self) -> Iterator[Case]:
         path, harm = f"given/{self.file}", in_given(self.make)
         says = (self.said, "given", *self.flag[:1])
         for command, words in commands(path).items():
+            if command == "train" and self.points:
+                said = f"holds points, no Gaussians: --init is taken as --points {path}"
+                yield Case(self.row, f"{self.name}, train", harm, 0, (said,), command=words)
+                continue
             code = 0 if command == "info" and self.reported else self.code
             yield Case(self.row, f"{self.name}, {command}", harm, code, says, command=words)
             if self.flag:
@@ -300,6 +305,7 @@ ROWS = [
         without(*[f"{n}_{i}" for n, k in (("scale", 3), ("rot", 4), ("f_dc", 3)) for i in range(k)], "opacity"),
         "training starts from points with splat train SCENE --points FILE",
         reported=True,
+        points=True,
     ),
     Row(51, "a NumPy archive", "a.npz", numpy_archive, "it holds means.npy, scales.npy"),
     Row(51, "rgb colours", "a.ply", rgb_export, "an export with plain rgb colours", reported=True),

@@ -282,6 +282,21 @@ class TestTrain:
         assert done.code == 8
         assert f"with other settings: {differences}\n" in done.err
 
+    def test_a_point_cloud_of_init_is_taken_as_points(self, splat: Splat, tmp_path: Path) -> None:
+        scene = add_points(write_scene(tmp_path / "ball"))
+        cloud = tmp_path / "cloud.ply"
+        lines = (scene / "points.ply").read_text().splitlines()[:-100]
+        cloud.write_text("\n".join(["element vertex 300" if "vertex" in line else line for line in lines]) + "\n")
+        words = ("train", scene, "-n", 1, "--sh-degree", 0)
+        done = splat(*words, "--init", cloud, "-o", tmp_path / "init")
+        assert done.code == 0, done.err
+        assert f"note: {cloud} holds points, no Gaussians: --init is taken as --points {cloud}\n" in done.err
+        assert splat(*words, "--points", cloud, "-o", tmp_path / "points").code == 0
+        files = [tmp_path / name / "ckpts/ckpt_000001.pt" for name in ("init", "points")]
+        one, other = (load_checkpoint(file).gaussians for file in files)
+        assert one.means.equal(other.means)
+        assert splat(*words, "--init", cloud, "-o", tmp_path / "init").code == 0, "the same command continues the run"
+
     def test_a_stop_after_the_end_is_reported(self, splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
         words = ("train", tiny_scene, "-o", tmp_path / "run", "-n", 6, *QUICK)
         refused = splat(*words, "--stop-at", 100)
