@@ -147,7 +147,7 @@ def run(argv: Sequence[str]) -> int:
     _make_streams_lenient()
     take_stdout_error()  # of an earlier command in this process
     out = Output(json="--json" in argv, quiet=False)
-    code = _run(_without_plain(argv), out)
+    code = _run(_with_flags(_without_plain(argv)), out)
     out.close()
     problem = take_stdout_error()
     if problem is not None and code == 0:
@@ -184,6 +184,15 @@ def _without_plain(argv: Sequence[str]) -> list[str]:
     end = argv.index("--") if "--" in argv else len(argv)
     set_plain(_PLAIN in argv[:end])
     return [*(word for word in argv[:end] if word != _PLAIN), *argv[end:]]
+
+
+def _with_flags(argv: list[str]) -> list[str]:
+    """Return ``help``, ``help COMMAND`` and ``version``, which other programs take as commands, as flags."""
+    if argv[:1] == ["version"]:
+        return ["--version", *argv[1:]]
+    if argv[:1] == ["help"]:
+        return [*argv[1:], "--help"]
+    return argv
 
 
 def _check_current_folder() -> None:

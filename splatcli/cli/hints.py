@@ -19,7 +19,6 @@ _COMMANDS = {
     "mcmc splatfacto-mcmc": "splat train SCENE --strategy mcmc",
     "video camera-path ns-render": "splat render MODEL --views orbit -o video.mp4",
     "continue": "splat resume RUN",
-    "version": "splat --version",
     "list ls commands": "splat --help",
 }
 
@@ -123,8 +122,6 @@ _PART = 4
 def command_hint(words: Sequence[str]) -> str | None:
     """Return what to type instead of a command line (without ``splat``) of no command; None: unknown."""
     word = words[0]
-    if word == "help":
-        return f"splat {words[1]} --help" if len(words) > 1 and words[1].isalpha() else "splat --help"
     hint = _among(_COMMANDS, word.lower())
     # Unlike Path, os.path answers for names that no file can have.
     if hint is None and word and os.path.isdir(word):

@@ -38,10 +38,17 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
     assert f"splat {command} " in result.output.partition("Examples:")[2]
 
 
-@pytest.mark.parametrize("flag", ["--version", "-V"])
+@pytest.mark.parametrize("flag", ["--version", "-V", "version"])
 def test_version(flag: str, splat: Splat) -> None:
     done = splat(flag)
     assert (done.code, done.out) == (0, f"splat {__version__}\n")
+
+
+@pytest.mark.parametrize("words", [[], ["train"], ["edit", "--plain"]])
+def test_help_is_a_word_too(words: list[str], splat: Splat) -> None:
+    done, flagged = splat("help", *words), splat(*words, "--help")
+    assert (done.code, done.out) == (0, flagged.out)
+    assert splat("help", "trian").code == 2
 
 
 @pytest.mark.parametrize("words", [[], ["--plain"]])

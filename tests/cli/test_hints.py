@@ -21,7 +21,7 @@ from tests.running import Splat
         ("mcmc --data_dir garden", "splat train SCENE --strategy mcmc"),
         ("convert a.ply b.spz", "splat export MODEL -o FILE converts, splat edit moves and cuts"),
         ("viewer run", "splat view MODEL"),
-        ("help train", "splat train --help"),
+        ("help trian", "see splat --help"),
         ("render -m run", "the model is a word without a flag: splat render MODEL"),
         ("render run --skip_train", "--views test, which is the default"),
         ("render run --width 640", "--size WxH"),
