@@ -113,7 +113,7 @@ _OF_TRAIN = (
     "--device",
 )
 _OF_SFM = ("-o", "--frames", "--camera-model", "--matching", "--overwrite", "-q", "--json")
-_OF_INFO = ("--plot", "--model", "--images", "--param-space", "-q", "--json")
+_OF_INFO = ("--plot", "--verbose", "--model", "--images", "--param-space", "-q", "--json")
 _OF_RENDER = ("--views", "-o", "--what", "--size", "--background", "--frames", "--data", "--device", "-q", "--json")
 _OF_EDIT = ("-o", "-t", "-r", "-s", "--crop", "--crop-out", "--filter", "-w", "--dry-run", "-q", "--json")
 _OF_COMPARE = ("-o", "--views", "--pictures", "-w", "--data", "--device", "-q", "--json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,6 +42,10 @@ class InfoArguments:
             "--plot", metavar="PNG", help="For a scene, also draw its cameras and points from above and from the side."
         ),
     ] = None
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="For a model, also print why its values are taken for raw or activated."),
+    ] = False
     json: options.Json = False
     quiet: options.Quiet = False
     settings: Annotated[dict[str, Any], options.SettingFlags(options.SCENE_SETTINGS)] = field(default_factory=dict)
@@ -55,8 +60,8 @@ def info(args: InfoArguments) -> int:
 
     A scene is checked as `splat train` checks it before it starts, with the same flags, problems and notes. The report
     lists what was found, what was not, and what looks wrong, with a remedy. Images without cameras are counted. For a
-    file of splats or a checkpoint of another program the report also says whether its parameters are raw or activated,
-    why, and whether the other commands accept it.
+    model it gives size and bounds, and says whether the other commands take it; --verbose adds whether the values of
+    another program's file are raw or activated, and why. --json has everything.
 
     \b
     Examples:
@@ -98,7 +103,8 @@ def info(args: InfoArguments) -> int:
             else:
                 facts = _foreign_facts(found, import_options)
                 facts |= {"kind": "foreign run", "train_on": _train_on(args.path)} if is_run else {}
-        out.result(facts, _lines(facts), _tables(facts))
+        rows, findings = _rows(facts, verbose=args.verbose), facts.get("findings", [])
+        out.result(facts, _lines(rows, findings), _tables(rows, findings))
     return 0
 
 
@@ -271,26 +277,79 @@ def _scene_facts(path: Path, settings: dict[str, Any], plot: Path | None) -> dic
     }
 
 
-def _lines(facts: dict[str, Any]) -> list[str]:
-    findings = facts.get("findings", [])
-    shown = {key: value for key, value in facts.items() if key != "findings"}
-    width = max(map(len, shown))
-    return [f"{key:<{width}}  {_text(value)}" for key, value in shown.items()] + _finding_lines(findings)
+def _lines(rows: list[tuple[str, str]], findings: list[dict[str, Any]]) -> list[str]:
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}  {text}" for name, text in rows] + _finding_lines(findings)
 
 
-def _tables(facts: dict[str, Any]) -> list[Table]:
+def _tables(rows: list[tuple[str, str]], findings: list[dict[str, Any]]) -> list[Table]:
     """Return what _lines() says, for a terminal."""
-    findings = facts.get("findings", [])
-    rows = [
-        (key.replace("_", " "), f"{value:,}" if type(value) is int else _text(value))
-        for key, value in facts.items()
-        if key != "findings"
-    ]
     found = [
         (_STATES[one["state"]], one["subject"], one["text"] + (f"\nhelp: {one['help']}" if one["help"] else ""))
         for one in findings
     ]
     return [Table(rows), *([Table(found)] if found else [])]
+
+
+def _rows(facts: dict[str, Any], *, verbose: bool) -> list[tuple[str, str]]:
+    """Return the facts for people, by name: of a model what most want to know, and all of them if ``verbose``."""
+    shown = dict(facts)
+    shown.pop("findings", None)
+    rows = list(_model_rows(shown)) if "num_gaussians" in facts or "usable" in facts else []
+    rest = shown if verbose or not rows else {}
+    return rows + [(_NAMES.get(key, key.replace("_", " ")), _text(value)) for key, value in rest.items()]
+
+
+#: Names of facts that are not those of their keys.
+_NAMES = {
+    "space": "values",
+    "says_raw": "file says that they are raw",
+    "nonfinite": "NaN or infinite",
+    "num_cameras": "cameras",
+    "num_photos": "photos",
+    "num_points": "points",
+    "num_train": "training views",
+    "num_test": "held-out views",
+}
+
+
+def _model_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what people want to know of a model, by name, and take it out of ``facts``."""
+    kind = facts.pop("kind")
+    form = facts.pop("format", None)
+    yield "kind", kind if form is None else form if kind not in _CHECKPOINTS else f"{kind}: {form}"
+    yield "path", str(facts.pop("path"))
+    if "num_gaussians" in facts:
+        yield "Gaussians", f"{facts.pop('num_gaussians'):,}"
+        yield "SH degree", str(facts.pop("sh_degree"))
+    size = facts.pop("bytes")
+    yield "size", f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"
+    if "bounds" in facts:
+        spans = zip("xyz", *facts.pop("bounds"), strict=True)
+        yield "bounds", ", ".join(f"{axis} {low:.4g} to {high:.4g}" for axis, low, high in spans)
+    if "step" in facts:
+        step, last = facts.pop("step"), facts.pop("iterations")
+        yield "step", f"{step:,} of {last:,}"
+        yield "views", f"{facts.pop('num_train')} to train on, {facts.pop('num_test')} held out"
+        there = "" if facts.pop("scene_present") else ", which is not there"
+        yield "scene", f"{facts.pop('scene')} ({facts.pop('scene_kind')}){there}"
+        further = "the run is finished" if step >= last else "splat resume continues the run"
+        yield "state", f"sound; {further if facts.pop('resumable') else 'it is a model alone, which does not resume'}"
+    elif facts.pop("usable"):
+        yield "state", "sound; the other commands take it"
+    else:
+        yield "state", f"not taken by other commands: {facts.pop('problem')}"
+        if (remedy := facts.pop("help")) is not None:
+            yield "help", remedy
+    for key in ("skipped_views", "loss", "offset", "train_on", "elements"):
+        if key in facts:
+            yield key.replace("_", " "), _text(facts.pop(key))
+    if notes := facts.pop("notes", []):
+        yield "notes", _text(notes)
+
+
+#: Kinds whose format does not say what they are.
+_CHECKPOINTS = ("foreign checkpoint", "foreign run")
 
 
 def _finding_lines(findings: list[dict[str, Any]]) -> list[str]:
@@ -306,6 +365,8 @@ def _finding_lines(findings: list[dict[str, Any]]) -> list[str]:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):

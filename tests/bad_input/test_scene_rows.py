@@ -224,7 +224,7 @@ CASES = [
         "the largest of two is taken",
         second_model,
         0,
-        ("of 2 COLMAP models sparse/1 with 12 images is used", "--model sparse/0 has 2 images", "num_cameras     12"),
+        ("of 2 COLMAP models sparse/1 with 12 images is used", "--model sparse/0 has 2 images", "cameras         12\n"),
         command=READ,
     ),
     Case(
@@ -292,7 +292,7 @@ CASES = [
         "text and binary disagree",
         text_twin(5),
         0,
-        ("images.bin (12 images) is used, not images.txt (5 images)", "num_cameras     12"),
+        ("images.bin (12 images) is used, not images.txt (5 images)", "cameras         12\n"),
         command=READ,
     ),
     # Text files.
@@ -532,7 +532,7 @@ CASES = [
             move("scene/images/view_008.jpg", "scene/images/view_008.jpeg"),
         ),
         0,
-        ("2 images were found under another ending, case or Unicode form", "num_cameras     12"),
+        ("2 images were found under another ending, case or Unicode form", "cameras         12\n"),
         command=READ,
     ),
     Case(
@@ -723,7 +723,7 @@ CASES = [
         "both, one chosen",
         both(write_transforms, document(lambda content: content["frames"].pop())),
         0,
-        ("scene_kind      nerfstudio", "num_cameras     11"),
+        ("scene kind      nerfstudio\n", "cameras         11\n"),
         flags=("--format", "nerfstudio"),
         command=READ,
     ),

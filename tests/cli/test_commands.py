@@ -616,7 +616,19 @@ class TestInfo:
 
     def test_lines_for_people(self, splat: Splat, finished_run: Path) -> None:
         done = splat("info", finished_run)
-        assert any(line.split() == ["step", "40"] for line in done.lines)
+        rows = {line[:11].strip(): line[11:].strip() for line in done.lines}
+        (facts,) = splat("info", finished_run, "--json").objects
+        assert [*rows][:6] == ["kind", "path", "Gaussians", "SH degree", "size", "bounds"]
+        assert (rows["Gaussians"], rows["step"]) == (f"{facts['num_gaussians']:,}", "40 of 40")
+        assert (rows["views"], rows["state"]) == ("8 to train on, 2 held out", "sound; the run is finished")
+
+    def test_of_a_file_of_splats_the_reasons_are_printed_on_demand(self, splat: Splat, exported_ply: Path) -> None:
+        short, long = splat("info", exported_ply), splat("info", exported_ply, "--verbose")
+        assert "state      sound; the other commands take it\n" in short.out
+        for word in ("logarithms", "quaternions", "raw", "none"):
+            assert word not in short.out.replace(str(exported_ply), "")
+            assert word in long.out
+        assert [line.split() for line in long.lines[: len(short.lines)]] == [line.split() for line in short.lines]
 
 
 def test_a_run_is_trained_shown_and_scored_over_its_colour(tmp_path: Path, splat: Splat) -> None:

@@ -31,10 +31,10 @@ def test_a_terminal_gets_a_table_and_a_pipe_lines(finished_run: Path) -> None:
 def test_a_scene_and_a_machine_fit_a_narrow_terminal(tiny_scene: Path) -> None:
     screen = on_terminal("info", tiny_scene, columns=60)
     assert max(map(len, screen.drawn)) <= 60
-    assert "│ num cameras" in screen.text
+    assert "│ cameras " in screen.text
     assert "│ found │ cameras" in screen.text
     without = on_terminal("info", tiny_scene, columns=60, NO_COLOR="1")
-    assert "num_cameras" in without.text
+    assert "scene kind  " in without.text
     assert "│" not in without.text
 
 
