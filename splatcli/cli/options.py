@@ -385,7 +385,7 @@ ExportFiles = Annotated[
         "--export",
         metavar="FILE",
         help="When the run has finished, also write the model as `splat export` does: .ply, .spz, .sog, .html, ...; "
-        "may be repeated. A file that is there is replaced.",
+        "may be repeated. A file that is there is replaced. The time for it comes on top of --max-time.",
     ),
 ]
 
