@@ -5,7 +5,8 @@
     │   └── PluginError      2  code of a plug-in that has failed
     ├── SceneError           3  input data: images, cameras, points
     ├── ResourceError        4  memory, GPU, compiler
-    │   └── DeviceFaultError 4  a GPU that has failed, so that this process cannot use it any more
+    │   ├── DeviceFaultError 4  a GPU that has failed, so that this process cannot use it any more
+    │   └── LaunchRefusedError 4  a launch that CUDA refuses: library, driver and GPU do not fit together
     ├── ModelFileError       5  a checkpoint, PLY or other model file that cannot be trusted
     │   └── UnreadableError  5  one that the system refuses to read; its content may be sound
     ├── VersionError         6  a file made by a version that this one cannot read
@@ -102,6 +103,10 @@ class DeviceFaultError(ResourceError):
         "run the same command again, or splat resume RUN; dmesg names a fault of the hardware (Xid), and splat doctor "
         "tests the GPU"
     )
+
+
+class LaunchRefusedError(ResourceError):
+    """CUDA refuses to run the kernels: library, driver and GPU do not fit together. The GPU is sound."""
 
 
 class ModelFileError(SplatError):
@@ -272,7 +277,7 @@ def is_gpu_out_of_memory(error: BaseException) -> bool:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether a smaller model might not have met this error."""
-    if isinstance(error, DeviceFaultError):
+    if isinstance(error, DeviceFaultError | LaunchRefusedError):
         return False
     if isinstance(error, ResourceError | MemoryError) or is_gpu_out_of_memory(error):
         return True

@@ -3,8 +3,9 @@
  *
  * Every struct starts with its own size, so that a caller built against another header is refused and not misread.
  * Pointers are to contiguous arrays on the call's device; `real` means float or double, by SplatCall.dtype.
- * Functions return 0, or a negative number with a message in splat_last_error() (one a thread): -1, or
- * SPLAT_DEVICE_FAULT where the GPU or its driver has failed.
+ * Functions return 0, or a negative number with a message in splat_last_error() (one a thread): -1;
+ * SPLAT_DEVICE_FAULT where the GPU or its driver has failed; SPLAT_LAUNCH_REFUSED where CUDA refuses a launch or a call
+ * and the device is sound, because library, driver and GPU do not fit together.
  *
  * The CPU library has done its work when it returns. The CUDA library only enqueues on the caller's stream and never
  * waits: it writes its counts to device memory (SplatFrame.counters, SplatLoss.means), and the fields marked
@@ -34,6 +35,7 @@ extern "C" {
 #define SPLAT_CHANNELS_AT_ONCE 64 /* channels whose gradients splat_blend_vjp sums in a pass over the intersections */
 
 #define SPLAT_DEVICE_FAULT (-2)
+#define SPLAT_LAUNCH_REFUSED (-3)
 
 /* SplatFrame.counters */
 enum {

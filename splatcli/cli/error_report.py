@@ -21,6 +21,7 @@ from splatcli.cli.hints import command_hint, flag_hint, word_hint
 from splatcli.cli.process import PipeError
 from splatcli.errors import (
     DeviceFaultError,
+    LaunchRefusedError,
     OutputError,
     PluginError,
     ResourceError,
@@ -88,6 +89,11 @@ def _as_splat_error(error: Exception, argv: Sequence[str]) -> SplatError | None:
         return ResourceError(f"the GPU is out of memory: {memory_words(error)}", remedy=f"{_less_memory(argv)}{on_cpu}")
     if refused is not None and refused.errno == errno.ELOOP:
         error = refused  # Path.resolve() turns it into a RuntimeError
+    if type(error).__name__ == "AcceleratorError" and "no kernel image is available" in str(error):
+        return LaunchRefusedError(
+            f"torch has no kernels for this GPU: {str(error).splitlines()[0]}",
+            remedy="install the torch build that pytorch.org names for the GPU; --device cpu works meanwhile",
+        )
     if type(error).__name__ == "AcceleratorError":  # torch's, which is not loaded here
         return DeviceFaultError(f"a GPU has failed: {(str(error).splitlines() or [''])[0]}")
     if isinstance(error, OSError):  # an input, unless it lies where results go

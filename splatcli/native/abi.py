@@ -15,6 +15,8 @@ CHANNELS_AT_ONCE = 64
 BOUNDS = 8
 #: The result of a call where the GPU or its driver has failed.
 DEVICE_FAULT = -2
+#: The result of a call that CUDA refuses, on a device that is sound.
+LAUNCH_REFUSED = -3
 #: Places in Frame.counters.
 COUNT_VISIBLE, COUNT_MAX_ISECTS, COUNT_ISECTS, COUNT_OVERFLOW = range(4)
 COUNTERS = 4

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from splatcli import machine
-from splatcli.errors import DeviceFaultError, ResourceError, UsageError
+from splatcli.errors import DeviceFaultError, LaunchRefusedError, ResourceError, UsageError
 from splatcli.gaussians import Gaussians, reachable
 from splatcli.native import abi, build
 from splatcli.native.build import cpu_library
@@ -204,7 +204,8 @@ class Backend:
     def call(self, name: str, *arguments: Any) -> int:
         """Run ``splat_<name>`` with this backend's SplatCall in front and return its result.
 
-        Raises ResourceError with the library's message; DeviceFaultError where the GPU or its driver has failed.
+        Raises ResourceError with the library's message; DeviceFaultError where the GPU or its driver has failed,
+        LaunchRefusedError where CUDA refuses a launch on a sound GPU.
         """
         stream = self.stream
         if stream is None and self.device.type == "cuda":
@@ -215,6 +216,13 @@ class Backend:
             message = (self.library.splat_last_error() or b"").decode(errors="replace")
             if result == abi.DEVICE_FAULT:
                 raise DeviceFaultError(f"{self.device} has failed: {message}")
+            if result == abi.LAUNCH_REFUSED:
+                from splatcli.native.build_cuda import launch_remedy
+
+                raise LaunchRefusedError(
+                    f"{self.device} does not run the kernels: {message}",
+                    remedy=launch_remedy(message, Path(self.library._name)),
+                )
             raise ResourceError(f"the rasterizer refused: {message}")
         return result
 

@@ -156,6 +156,43 @@ def check_driver(toolkit: Toolkit) -> None:
     )
 
 
+#: Names of cudaError_t where the library has no code that the GPU runs, and where it needs a newer driver.
+_NO_CODE = (
+    "cudaErrorInvalidDeviceFunction",
+    "cudaErrorInvalidKernelImage",
+    "cudaErrorNoKernelImageForDevice",
+    "cudaErrorJitCompilerNotFound",
+    "cudaErrorJitCompilationDisabled",
+)
+_OLD_DRIVER = (
+    "cudaErrorInsufficientDriver",
+    "cudaErrorCallRequiresNewerDriver",
+    "cudaErrorUnsupportedPtxVersion",
+    "cudaErrorSystemDriverMismatch",
+    "cudaErrorCompatNotSupportedOnDevice",
+)
+#: Where a kernel asks for more than the GPU has.
+_OUR_BUG = ("cudaErrorInvalidConfiguration", "cudaErrorInvalidValue", "cudaErrorLaunchOutOfResources")
+
+
+def launch_remedy(message: str, library: Path) -> str:
+    """Return what helps where CUDA refuses to run ``library``, by the name of the cudaError_t in ``message``."""
+    found = re.search(r"\bcudaError\w+", message)
+    name = found[0] if found else ""
+    if name in _NO_CODE:
+        remedy = f"delete {library} and run again: nvcc then builds it for this GPU (splat doctor says which nvcc)"
+    elif name in _OLD_DRIVER:
+        remedy = (
+            f"update the NVIDIA driver; or set CUDA_HOME to a toolkit no newer than the CUDA that the driver knows, "
+            f"delete {library} and run again"
+        )
+    elif name in _OUR_BUG:
+        remedy = "report this with the output of splat doctor --json: a kernel asks for more than this GPU has"
+    else:
+        remedy = "see what nvidia-smi and splat doctor say"
+    return f"{remedy}; --device cpu works meanwhile"
+
+
 def supported(toolkit: Toolkit, capability: tuple[int, int]) -> tuple[int, int]:
     """Return the newest architecture that ``toolkit`` can compile for and a GPU of ``capability`` can run.
 

@@ -75,6 +75,15 @@ def test_a_gpu_that_has_failed_is_no_bug(failing, splat) -> None:
     assert "splat resume RUN" in done.err
 
 
+def test_a_torch_without_kernels_for_the_gpu_is_no_fault_of_the_gpu(failing, splat) -> None:
+    failing(torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device\nSearch for"))
+    done = splat("info", "x")
+    assert done.code == 4
+    assert "torch has no kernels for this GPU: CUDA error: no kernel image is available" in done.err
+    assert "pytorch.org" in done.err
+    assert not any(wrong in done.err for wrong in ("has failed", "dmesg", "a bug"))
+
+
 #: Lack of memory on a GPU: of torch's allocator, of the driver (as for pinned memory), of cuBLAS.
 GPU_SHORTAGES = {
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB of which 9.00 MiB is free": (

@@ -77,7 +77,7 @@ class Emulator:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
         library.simt_set_schedule.argtypes = [ctypes.c_uint64]
-        library.simt_fail_launch.argtypes = [ctypes.c_int64]
+        library.simt_fail_launch.argtypes = [ctypes.c_int64, ctypes.c_int32]
         library.simt_trace.argtypes = [ctypes.c_char_p, ctypes.c_int64]
         library.simt_trace.restype = ctypes.c_int64
 
@@ -121,9 +121,9 @@ class Emulator:
     def last_error(self, error: int) -> None:
         self.library.simt_set_last_error(error)
 
-    def fail_launch(self, n: int) -> None:
-        """The n-th launch from now is refused; 0: none."""
-        self.library.simt_fail_launch(n)
+    def fail_launch(self, n: int, error: int = 719) -> None:
+        """The n-th launch from now fails with a number of cudaError_t, by default cudaErrorLaunchFailure; 0: none."""
+        self.library.simt_fail_launch(n, error)
 
     def clear_trace(self) -> None:
         self.library.simt_clear_trace()

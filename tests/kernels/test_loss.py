@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from splatcli.errors import ResourceError
+from splatcli.errors import DeviceFaultError, LaunchRefusedError, ResourceError, is_out_of_memory
 from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.rasterizer.image_loss import _image_loss
@@ -240,6 +240,43 @@ def test_a_launch_that_fails_is_reported() -> None:
         with pytest.raises(ResourceError, match=kernel):
             simt_loss(image, target, 0.2)
         emulator.last_error = 0
+
+
+#: Numbers of cudaError_t of a launch that does not fit the GPU, with a word of what helps.
+REFUSALS = {9: "report this", 35: "update the NVIDIA driver", 98: "delete", 209: "delete", 222: "driver", 701: "report"}
+
+
+@pytest.mark.parametrize("error", REFUSALS)
+def test_a_launch_that_does_not_fit_the_gpu_is_no_fault_of_the_gpu(error: int) -> None:
+    backend, image = simulated(), random_image(1, 8, 8)
+    emulator = Emulator(backend.library)
+    emulator.fail_launch(1, error)
+    with pytest.raises(LaunchRefusedError, match=r"does not run the kernels: splat_loss: .*loss_statistics") as caught:
+        simt_loss(image, image, 0.2)
+    facts = (
+        "(cudaError",
+        "code for compute capability 8.0",
+        "GPU has compute capability 9.0",
+        "driver knows CUDA 13.0",
+    )
+    assert all(fact in caught.value.what for fact in facts)
+    remedy = caught.value.remedy or ""
+    assert REFUSALS[error] in remedy
+    assert "--device cpu" in remedy
+    assert "dmesg" not in remedy
+    assert (str(backend.library._name) in remedy) == (error in (35, 98, 209, 222))
+    assert not is_out_of_memory(caught.value), "fewer Gaussians do not help"
+    simt_loss(image, image, 0.2)  # nothing is left behind
+
+
+@pytest.mark.parametrize("error", [214, 700, 702, 716, 719, 999])
+def test_an_error_that_stays_in_the_context_is_a_fault_of_the_gpu(error: int) -> None:
+    image = random_image(1, 8, 8)
+    emulator = Emulator(simulated().library)
+    emulator.fail_launch(1, error)
+    with pytest.raises(DeviceFaultError, match=r"cpu has failed: splat_loss: .*loss_statistics") as caught:
+        simt_loss(image, image, 0.2)
+    assert "dmesg" in (caught.value.remedy or "")
 
 
 def test_fused_ssim_runs_on_the_device_and_stream_of_its_call() -> None:

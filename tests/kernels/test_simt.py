@@ -177,7 +177,7 @@ def test_where_the_runtime_does_not_follow_the_context_the_device_is_set(run: Ru
         assert run(0, device=1) == ""
         assert [launch.device for launch in emulator.trace()] == [1]
         assert (emulator.device, emulator.contexts) == (0, {0, 1})
-        assert run(0, device=4) == "device 4: invalid device ordinal"
+        assert run(0, device=4) == "device 4: invalid device ordinal (cudaErrorInvalidDevice)"
     finally:
         emulator.library.simt_ignore_pushes(0)
 
@@ -201,7 +201,7 @@ def test_another_stream_is_noticed(run: Run, case: int) -> None:
 
 @pytest.mark.parametrize("device", [-1, 4])
 def test_a_device_that_is_not_there(run: Run, emulator: Emulator, device: int) -> None:
-    assert run(0, device=device) == f"device {device}: invalid device ordinal"
+    assert run(0, device=device) == f"device {device}: invalid device ordinal (cudaErrorInvalidDevice)"
     assert emulator.last_error == 0, "our own error is not left for others to find"
     assert emulator.trace() == []
 
@@ -211,6 +211,16 @@ def test_a_refused_launch_names_the_kernel(run: Run, emulator: Emulator) -> None
     assert run(0) == "(reverse<true>): unspecified launch failure"
     assert emulator.last_error == 0
     assert run(0) == ""
+
+
+def test_a_launch_that_does_not_fit_the_gpu_says_what_does_not(run: Run, emulator: Emulator) -> None:
+    emulator.fail_launch(1, error=209)
+    assert run(0) == (
+        "(reverse<true>): no kernel image is available for execution on the device (cudaErrorNoKernelImageForDevice); "
+        "the library has code for compute capability 8.0 and CUDA 13.0; the GPU has compute capability 9.0; the driver "
+        "knows CUDA 13.0"
+    )
+    assert emulator.last_error == 0
 
 
 def test_an_error_of_somebody_else_is_left_alone(run: Run, emulator: Emulator) -> None:

@@ -26,6 +26,9 @@ int32_t enter(const char* what, const SplatCall* call, Work work) {
   } catch (const gpu::DeviceFault& error) {
     (void)fail(what, error.what());
     return SPLAT_DEVICE_FAULT;
+  } catch (const gpu::LaunchRefused& error) {
+    (void)fail(what, error.what());
+    return SPLAT_LAUNCH_REFUSED;
   } catch (const std::exception& error) {
     return fail(what, error.what());
   }

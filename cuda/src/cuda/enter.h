@@ -61,12 +61,13 @@ class Contexts {
 class DeviceGuard {
  public:
   explicit DeviceGuard(const SplatCall& call) : wanted_(call.device) {
-    check_cuda("asking for the current device", cudaGetDevice(&previous_));
+    const cudaError_t unknown = cudaGetDevice(&previous_);
+    if (unknown != cudaSuccess) throw_cuda("asking for the current device", unknown, build_facts());
     if (wanted_ == previous_ || push()) return;
     const cudaError_t error = cudaSetDevice(wanted_);
     if (error == cudaSuccess) return;
     (void)cudaGetLastError();  // ours, like a failed launch
-    throw_cuda(("device " + std::to_string(wanted_)).c_str(), error);
+    throw_cuda("device " + std::to_string(wanted_), error);
   }
   ~DeviceGuard() {
     if (pushed_) {

@@ -11,19 +11,72 @@ namespace gpu {
 
 inline cudaStream_t stream_of(const SplatCall& call) { return static_cast<cudaStream_t>(call.stream); }
 
-// An error of CUDA other than lack of memory: the GPU or its driver has failed.
+// The GPU or its driver has failed, and every later call of this process on the device fails too.
 struct DeviceFault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-inline void throw_cuda(const char* what, cudaError_t error) {
-  const std::string message = std::string(what) + ": " + cudaGetErrorString(error);
+// CUDA refuses a launch or a call, and the device is sound: library, driver and GPU do not fit together.
+struct LaunchRefused : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The "sticky" errors, which leave the context unusable, and those that stand for a fault of the hardware.
+inline bool breaks_device(cudaError_t error) {
+  switch (int(error)) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case 226:  // cudaErrorContained, since CUDA 12.8
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorContextIsDestroyed:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case 721:  // cudaErrorTensorMemoryLeak, since CUDA 12.8
+    case cudaErrorMpsClientTerminated:
+    case cudaErrorExternalDevice:
+    case cudaErrorUnknown: return true;
+    default: return false;
+  }
+}
+
+inline void throw_cuda(const std::string& what, cudaError_t error, const std::string& facts = "") {
+  const std::string message = what + ": " + cudaGetErrorString(error);
   if (error == cudaErrorMemoryAllocation) throw std::runtime_error(message);
-  throw DeviceFault(message);
+  if (breaks_device(error)) throw DeviceFault(message);
+  throw LaunchRefused(message + " (" + cudaGetErrorName(error) + ")" + facts);
 }
 
 inline void check_cuda(const char* what, cudaError_t error) {
   if (error != cudaSuccess) throw_cuda(what, error);
+}
+
+// "9.0": of a compute capability, or of a CUDA version.
+inline std::string version_words(int major, int minor) { return std::to_string(major) + "." + std::to_string(minor); }
+
+// What of library, driver and GPU does not fit where a call is refused. Leaves no error in the runtime.
+inline std::string build_facts() {
+  std::string text = "; the library has code for compute capability ";
+  const char* separator = "";
+  for (const int arch : {__CUDA_ARCH_LIST__}) {
+    text += separator + version_words(arch / 100, arch % 100 / 10);
+    separator = ", ";
+  }
+  text += " and CUDA " + version_words(CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+  int device = 0, major = 0, minor = 0, driver = 0;
+  if (cudaGetDevice(&device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess)
+    text += "; the GPU has compute capability " + version_words(major, minor);
+  if (cudaDriverGetVersion(&driver) == cudaSuccess)
+    text += "; the driver knows CUDA " + version_words(driver / 1000, driver % 1000 / 10);
+  (void)cudaGetLastError();
+  return text;
 }
 
 inline unsigned grid_of(const char* kernel, int64_t blocks) {
@@ -37,7 +90,7 @@ inline void check_launch(const char* kernel) {
   const cudaError_t error = cudaPeekAtLastError();
   if (error == cudaSuccess) return;
   (void)cudaGetLastError();
-  throw_cuda(kernel, error);
+  throw_cuda(kernel, error, build_facts());
 }
 
 }  // namespace gpu

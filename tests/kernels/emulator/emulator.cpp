@@ -37,6 +37,7 @@ thread_local cudaError_t last_error = cudaSuccess;
 thread_local int expected_device = 0;
 thread_local cudaStream_t expected_stream = nullptr;
 thread_local int64_t failing_launch = 0;  // counts down; the launch that makes it 0 fails
+thread_local cudaError_t launch_error = cudaErrorLaunchFailure;  // what it leaves
 
 struct Launch {
   std::string name;
@@ -426,7 +427,7 @@ void launch_body(const char* kernel, unsigned blocks, int threads, cudaStream_t 
   const std::lock_guard<std::mutex> lock(emulator);
   record(kernel, stream);
   if (failing_launch > 0 && --failing_launch == 0) {
-    last_error = cudaErrorLaunchFailure;
+    last_error = launch_error;
     return;
   }
   if (threads < 1 || threads > kMaxThreads) {
@@ -493,8 +494,34 @@ const char* cudaGetErrorString(cudaError_t error) {
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
-    default: return "unspecified launch failure";
+    case cudaErrorLaunchFailure: return "unspecified launch failure";
+    case cudaErrorNoKernelImageForDevice: return "no kernel image is available for execution on the device";
+    default: return "another error";
   }
+}
+const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+#define SIMT_NAME(name) case name: return #name
+    SIMT_NAME(cudaErrorInvalidConfiguration);
+    SIMT_NAME(cudaErrorInsufficientDriver);
+    SIMT_NAME(cudaErrorInvalidDeviceFunction);
+    SIMT_NAME(cudaErrorInvalidDevice);
+    SIMT_NAME(cudaErrorNoKernelImageForDevice);
+    SIMT_NAME(cudaErrorUnsupportedPtxVersion);
+    SIMT_NAME(cudaErrorLaunchOutOfResources);
+#undef SIMT_NAME
+    default: return "unrecognized error code";
+  }
+}
+// Each device is an H200, whose driver knows CUDA 13.0.
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  if (device < 0 || device >= simt::kDevices) return simt::last_error = cudaErrorInvalidDevice;
+  *value = attribute == cudaDevAttrComputeCapabilityMajor ? 9 : 0;
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = 13000;
+  return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
   const std::lock_guard<std::mutex> lock(simt::emulator);
@@ -520,8 +547,11 @@ SIMT_HOOK void simt_forget_contexts(void) {
   for (bool& one : simt::has_context) one = false;
   simt::set_device = 0, simt::contexts.clear();
 }
-// The n-th launch from now fails as one with a bad configuration does: it does not run, and leaves an error behind.
-SIMT_HOOK void simt_fail_launch(int64_t n) { simt::failing_launch = n; }
+// The n-th launch from now fails: it does not run, and leaves an error behind, a number of cudaError_t.
+SIMT_HOOK void simt_fail_launch(int64_t n, int32_t error) {
+  simt::failing_launch = n;
+  simt::launch_error = cudaError_t(error);
+}
 SIMT_HOOK int32_t simt_last_error(void) { return simt::last_error; }
 SIMT_HOOK void simt_set_last_error(int32_t error) { simt::last_error = cudaError_t(error); }
 SIMT_HOOK void simt_clear_trace(void) { simt::trace.clear(); }
