@@ -103,9 +103,9 @@ class RasterContext:
     ) -> None:
         """List the intersections of each tile, front to back, or choose the bands in which blending will list them.
 
-        capacity: tile intersections to allocate for, where the backend defers its counts. With None the bound is
-            fetched, which waits for the device. With a number nothing waits unless it is over the budget, and the
-            overflow flag is set when it was too small.
+        capacity: tile intersections to allocate for, without further slack, where the backend defers its counts. With
+            None the bound is fetched, which waits for the device. With a number nothing waits unless it is over the
+            budget, and the overflow flag is set when it was too small.
         with_grads: whether a backward pass follows, which needs more memory.
         Raises ResourceError, before anything is allocated for them, when not even a tile row fits the budget.
         """
@@ -356,10 +356,12 @@ class RasterContext:
     def _plan_bands(self, view: abi.View, bound: int, is_guess: bool, with_grads: bool) -> list[Band]:
         """Return one band where ``bound`` tile intersections fit the budget, else several.
 
-        is_guess: the true bound may be less.
+        is_guess: ``bound`` is a capacity with slack, see bin(); the true bound may be less.
         """
         assert self._arrays is not None
-        if self.isect_budget.grants(self._arrays.n, view, self.native, bound, with_grads=with_grads):
+        if self.isect_budget.grants(
+            self._arrays.n, view, self.native, bound, with_grads=with_grads, has_slack=is_guess
+        ):
             return [Band(0, tile_rows_of(view.height), bound)]
         if is_guess:
             return self._plan_bands(view, self.max_isects(), False, with_grads)

@@ -56,11 +56,12 @@ class Arena:
     """Named buffers that only grow, so that a training loop stops allocating after its first views.
 
     slack: the part by which a growing buffer exceeds the requested size.
+    isect_slack: the same for ISECT_BUFFERS; IntersectionBudget changes it.
     """
 
     def __init__(self, device: torch.device, slack: float = 0.25) -> None:
         self.device = device
-        self.slack = slack
+        self.slack = self.isect_slack = slack
         self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, numel: int, dtype: torch.dtype) -> Tensor:
@@ -70,7 +71,8 @@ class Arena:
             # Freed before the new one is made: the two never exist together.
             self._buffers.pop(name, None)
             del buffer
-            buffer = torch.empty(max(numel + int(self.slack * numel), 64), dtype=dtype, device=self.device)
+            slack = self.isect_slack if name in ISECT_BUFFERS else self.slack
+            buffer = torch.empty(max(numel + int(slack * numel), 64), dtype=dtype, device=self.device)
             self._buffers[name] = buffer
         return buffer
 
@@ -268,8 +270,13 @@ class IntersectionBudget:
         row = self._row + channels * self._backend.dtype.itemsize
         return workspace + isects * (LIST_BYTES + (row if with_grads else 0))
 
-    def grants(self, gaussians: int, view: abi.View, native: abi.Frame, isects: int, *, with_grads: bool) -> bool:
-        """Return whether the whole view may be listed at once; if so, the next buffers have the right slack."""
+    def grants(
+        self, gaussians: int, view: abi.View, native: abi.Frame, isects: int, *, with_grads: bool, has_slack: bool
+    ) -> bool:
+        """Return whether the whole view may be listed at once; if so, the next buffers have the right slack.
+
+        has_slack: ``isects`` is a capacity that exceeds the count by a slack already, see round_capacity().
+        """
         if gaussians != self._gaussians:
             # All other memory of the run has changed with their number.
             self._gaussians, self._granted = gaussians, {}
@@ -279,9 +286,8 @@ class IntersectionBudget:
         if wanted > left or isects > MAX_ISECTS:
             return False
         # Where slack does not fit, buffers have exactly the needed size.
-        self._grant(
-            (with_grads, False), isects, wanted, left, self._slack if (1 + self._slack) * wanted <= left else 0.0
-        )
+        exact = has_slack or (1 + self._slack) * wanted > left
+        self._grant((with_grads, False), isects, wanted, left, 0.0 if exact else self._slack)
         return True
 
     def max_isects(self, view: abi.View, native: abi.Frame, with_grads: bool) -> int:
@@ -305,7 +311,7 @@ class IntersectionBudget:
 
     def _grant(self, kind: tuple[bool, bool], isects: int, wanted: int, left: int, slack: float) -> None:
         """Record the grant, and free the old buffers where they and the new ones do not fit together."""
-        self._arena.slack = slack
+        self._arena.isect_slack = slack
         if self._arena.nbytes(*ISECT_BUFFERS) + (1 + slack) * wanted > left:
             self._arena.drop(*ISECT_BUFFERS)
             self._granted = {}

@@ -313,7 +313,7 @@ def step_memory(backend: Backend, work: Workload) -> MemoryEstimate:
         state=state_bytes(work.gaussians, work.sh_degree, offloads=work.offloads),
         projected=int(slack * projected),
         pixels=int(slack * images) + pixels * target,
-        isects=int(slack * isects),
+        isects=isects,  # a capacity, which has the only slack
         lost=_lost(backend, projected + images + isects),
     )
 

@@ -79,6 +79,37 @@ def test_a_step_on_a_gpu_has_no_buffer_that_was_not_predicted(
 
 
 @NEEDS_COMPILER
+def test_buffers_of_tile_intersections_on_a_gpu_have_their_slack_once() -> None:
+    gaussians, camera = random_scene(3, 500, width=70, height=50, sh_degree=1, scale=0.05)
+    adam, stats = AdamState.zeros_like(gaussians), DensifyStats.zeros(500)
+    inputs = StepInputs(
+        camera,
+        torch.zeros(50, 70, 3, dtype=torch.uint8),
+        dict.fromkeys(GROUPS, 0.0),
+        1,
+        torch.zeros(3),
+        0.2,
+        False,
+        stats,
+    )
+    engine = AsyncEngine(simulated(), budget=FixedBudget(1 << 40))
+    for _ in range(3):
+        engine.submit(gaussians, adam, inputs)
+    engine.drain()
+    capacity = round_capacity(predict_isects(gaussians, camera).boxes)
+    arena = engine.context.arena
+    held = {name: arena.nbytes(name) for name in ("isect_gaussians", "isect_grad_rows", "isect_masks", "isect_grads")}
+    assert held == {
+        "isect_gaussians": 4 * capacity,
+        "isect_grad_rows": 4 * capacity,
+        "isect_masks": 2 * capacity,
+        "isect_grads": 64 * capacity,
+    }
+    # Of the first view, whose count is no capacity yet, it may have a slack that suffices.
+    assert arena.nbytes("workspace") < 1.1 * engine.context.native.workspace_bytes
+
+
+@NEEDS_COMPILER
 @pytest.mark.parametrize("backend", [lambda: float32(), simulated], ids=["cpu", "simt"])
 def test_a_render_has_no_buffer_that_was_not_predicted(backend: object, arenas: dict[int, dict[str, int]]) -> None:
     gaussians, camera = random_scene(4, 400, width=120, height=90, sh_degree=0, scale=0.1)
