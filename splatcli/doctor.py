@@ -121,7 +121,10 @@ def fixes(facts: dict[str, Any]) -> list[str]:
     # Without a compiler that is the first thing to mend: the CPU fails for the lack of it.
     lines = [] if facts["compiler"]["works"] else [_compiler_command()]
     if has_gpu and not facts["nvcc"]["works"]:
-        wanted.insert(0, "cuda")
+        if facts["driver_cuda"] and int(facts["driver_cuda"].partition(".")[0]) < build_cuda.EXTRA_CUDA:
+            lines.append(f"# nvcc: {facts['nvcc']['remedy']}")
+        else:
+            wanted.insert(0, "cuda")
     if wanted:
         lines.append(f"{shlex.quote(sys.executable)} -m pip install 'splatcli[{','.join(wanted)}]'")
     broken = {name: one for name, one in facts["backends"].items() if not one["works"]}

@@ -32,10 +32,8 @@ _NVCC_ENVIRONMENT = ("NVCC_CCBIN", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 #: Linux drivers that know a CUDA of this major version.
 _DRIVERS = {12: "525", 13: "580"}
 
-_REMEDY = (
-    "install the CUDA toolkit (nvcc 12 or newer) and set CUDA_HOME, or: pip install 'splatcli[cuda]'; "
-    "splat doctor says what was found"
-)
+#: The CUDA of `splatcli[cuda]`. PyPI has no nvcc for CUDA 12: nvidia-cuda-nvcc-cu12 has ptxas and libnvvm alone.
+EXTRA_CUDA = 13
 
 
 class NoToolkitError(ResourceError):
@@ -72,7 +70,23 @@ def toolkits() -> Iterator[Toolkit]:
 
 
 def _no_toolkit() -> NoToolkitError:
-    return NoToolkitError("no nvcc was found; the CUDA rasterizer is built on first use", remedy=_REMEDY)
+    return NoToolkitError("no nvcc was found; the CUDA rasterizer is built on first use", remedy=_toolkit_remedy())
+
+
+def _toolkit_remedy() -> str:
+    """Return how to get an nvcc whose libraries the driver knows."""
+    driver = driver_cuda()
+    if driver is None or driver[0] >= EXTRA_CUDA:
+        return (
+            "install the CUDA toolkit (nvcc 12 or newer) and set CUDA_HOME, or: pip install 'splatcli[cuda]'; splat "
+            "doctor says what was found"
+        )
+    version = f"{driver[0]}.{driver[1]}"
+    return (
+        f"install the CUDA toolkit {version}, which the driver knows, and set CUDA_HOME to it (without root: conda "
+        f"install -c nvidia/label/cuda-{version}.0 cuda-toolkit); or update the NVIDIA driver to "
+        f"{_DRIVERS[EXTRA_CUDA]} or newer, and pip install 'splatcli[cuda]'"
+    )
 
 
 def _candidates() -> list[tuple[str, Path]]:
@@ -147,12 +161,11 @@ def check_driver(toolkit: Toolkit) -> None:
     driver, major = driver_cuda(), toolkit.release[0]
     if driver is None or major <= driver[0]:
         return
-    needed = f" to {_DRIVERS[major]} or newer" if major in _DRIVERS else ""
     raise ResourceError(
         f"nvcc {major}.{toolkit.release[1]} makes libraries of CUDA {major}, but the driver knows no more than CUDA "
         f"{driver[0]}.{driver[1]}",
         where=toolkit.nvcc,
-        remedy=f"update the NVIDIA driver{needed}, or set CUDA_HOME to a toolkit of CUDA {driver[0]}",
+        remedy=_toolkit_remedy(),
     )
 
 

@@ -155,6 +155,10 @@ def test_fix_names_what_people_have_to_do(monkeypatch: pytest.MonkeyPatch) -> No
     assert "g++" in compiler or "gcc" in compiler or "CXX" in compiler
     assert packages == f"{shlex.quote(sys.executable)} -m pip install 'splatcli[cuda]'"
     assert gpu == "# cuda: check nvidia-smi"
+    assert doctor.fixes(facts | {"driver_cuda": "13.0"}) == [compiler, packages, gpu]
+    assert doctor.fixes(facts | {"driver_cuda": "12.8"}) == [compiler, "# nvcc: check nvidia-smi", gpu], (
+        "that driver does not know what nvcc of the extra makes"
+    )
     facts["driver"] = None
     assert doctor.fixes(facts) == [compiler]
     monkeypatch.setenv("CXX", "no-such-compiler")

@@ -64,6 +64,18 @@ def test_no_toolkit_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "CUDA_HOME" in str(caught.value)
 
 
+def test_the_advice_is_for_a_cuda_that_the_driver_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_cuda, "_candidates", lambda: [])
+    with pytest.raises(NoToolkitError, match=re.escape("pip install 'splatcli[cuda]'; splat doctor")):
+        cuda_library((9, 0))
+    monkeypatch.setattr(build_cuda, "driver_cuda", lambda: (12, 8))
+    with pytest.raises(NoToolkitError, match="no nvcc") as caught:
+        cuda_library((9, 0))
+    remedy = caught.value.remedy or ""
+    assert remedy.startswith("install the CUDA toolkit 12.8")
+    assert "driver to 580 or newer, and pip install 'splatcli[cuda]'" in remedy
+
+
 @pytest.mark.parametrize(
     ("capability", "code"), [((8, 0), (8, 0)), ((8, 9), (8, 0)), ((9, 0), (9, 0)), ((12, 0), (9, 0))]
 )
@@ -178,6 +190,8 @@ def test_a_driver_too_old_for_every_toolkit_is_said_with_what_it_takes(
     with pytest.raises(ResourceError, match=r"nvcc 13\.0 .* the driver knows no more than CUDA 12\.4") as caught:
         cuda_library((9, 0))
     assert "580 or newer" in str(caught.value)
+    assert "CUDA toolkit 12.4" in str(caught.value)
+    assert "cuda-12.4.0" in str(caught.value)
 
 
 @NEEDS_COMPILER
