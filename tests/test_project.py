@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 
 from splatcli import __version__
+from tests.ptx.machine import REQUIRE_NVCC
 
 yaml: Any = pytest.importorskip("yaml", reason="PyYAML comes with other packages, not with this one")
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,9 +41,26 @@ def test_the_workflow_runs_what_a_change_has_to_pass() -> None:
     jobs = load(".github/workflows/ci.yml")["jobs"]
     commands = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
     assert "bash .ci/run" in commands["test"]
+    install, kernels, architectures = commands["cuda"][-3:]
+    assert install == ".venv/bin/python -m pip install -c constraints.txt -e '.[dev,cuda]'"
+    assert kernels.startswith(".venv/bin/python -m pytest tests/kernels tests/ptx ")
+    assert architectures == ".venv/bin/python -m pytest --slow tests/kernels/test_nvcc.py"
+    assert jobs["cuda"]["env"]["SPLATCLI_REQUIRE_NVCC"] == 1
     assert commands["docs"] == ["make docs", ".venv/bin/python -m pytest tests/test_docs_site.py"]
     assert "make wheel FLAGS=--no-cuda" in commands["wheels"]
     assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_a_job_that_requires_nvcc_does_not_pass_by_skipping(tmp_path: Path) -> None:
+    (tmp_path / "no_nvcc_here.py").write_text("from splatcli.native import build_cuda\nbuild_cuda._candidates = list\n")
+    tests = ["tests/kernels/test_nvcc.py", "tests/kernels/test_noise.py", "tests/native/test_device_headers.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "--slow", "-p", "no_nvcc_here", "-k", "not emulator", *tests]
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    plain = {name: value for name, value in os.environ.items() if name != REQUIRE_NVCC} | {"PYTHONPATH": path}
+    for environment, outcome in ((plain, {"skipped"}), ({**plain, REQUIRE_NVCC: "1"}, {"failed", "errors"})):
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        last = done.stdout.splitlines()[-1]
+        assert set(re.findall(r"\d+ (passed|failed|skipped|errors?)", last)) == outcome, done.stdout[-2000:]
 
 
 @pytest.mark.parametrize("name", ["SECURITY.md", "llms.txt"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from splatcli.native.build import source_root
-from splatcli.native.build_cuda import NoToolkitError, find_toolkit
+from tests.ptx.machine import no_nvcc
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "kernel_table.py"
 
@@ -24,10 +24,8 @@ ARCHITECTURES = (("sm_90",), pytest.param(("sm_80", "sm_120"), marks=pytest.mark
 
 @pytest.fixture(scope="module", params=ARCHITECTURES, ids="-".join)
 def compiled(request: pytest.FixtureRequest) -> dict[str, Any]:
-    try:
-        find_toolkit()
-    except NoToolkitError:
-        pytest.skip("no nvcc on this machine")
+    if (reason := no_nvcc()) is not None:
+        pytest.skip(reason)
     table = runpy.run_path(str(SCRIPT))
     return {one.source: one for one in table["compile_all"](request.param)}
 
@@ -41,7 +39,7 @@ def test_a_source_compiles_without_a_word(
 ) -> None:
     assert compiled[source].returncode == 0, compiled[source].words
     assert compiled[source].words == ""
-    launched = "SPLAT_LAUNCH" in (source_root() / "src" / "cuda" / source).read_text(encoding="utf-8")
+    launched = "SPLAT_LAUNCH(" in (source_root() / "src" / "cuda" / source).read_text(encoding="utf-8")
     found = {kernel.architecture for kernel in compiled[source].kernels}
     assert found == (set(request.node.callspec.params["compiled"]) if launched else set())
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from splatcli.native.build import source_root
+from splatcli.native.build_cuda import find_toolkit
+from tests.ptx.machine import no_nvcc
 
 #: Calls each header's functions and adjoints as a thread of a kernel would.
 PROBE = """
@@ -64,9 +65,9 @@ __global__ void probe(const float* in, float* out, View<float> view, ViewGrad<fl
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_the_headers_compile_for_a_gpu(architecture: str, tmp_path: Path) -> None:
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        pytest.skip("no nvcc on this machine")
+    if (reason := no_nvcc()) is not None:
+        pytest.skip(reason)
+    nvcc = str(find_toolkit().nvcc)
     source = tmp_path / "probe.cu"
     source.write_text(PROBE)
     command = [nvcc, "-std=c++17", f"-arch={architecture}", f"-I{source_root()}", "-c", str(source), "-o", "probe.o"]
