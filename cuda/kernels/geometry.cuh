@@ -37,25 +37,30 @@ struct ShN {
 };
 
 // shN in use of Gaussian i. A row begins at any multiple of 4 bytes: it is read 16 bytes at a time from the last
-// multiple of 16 before it, and moved to its place by selection. Near the ends of the array it is read number by number,
-// and at degree 4, for which the registers do not suffice.
+// multiple of 16 before it, and moved to its place by selection. It is read number by number at the end of the array, in
+// an array that does not begin at a multiple of 16 bytes, and at degree 4, for which the registers do not suffice.
+//
+// The rows of 32 Gaussians, from a multiple of 32 on, begin and end at multiples of 16 bytes. So a float4 that has a
+// number of the row has none of a row that another warp or block may write meanwhile.
 template <int DEGREE>
 SPLAT_DEVICE void load_shN(const RawArrays& g, int64_t i, float* out) {
-  constexpr int kUsed = 3 * ShN<DEGREE>::kCount, kQuads = DEGREE <= 3 ? (kUsed + 3 + 3) / 4 : 0;
+  constexpr int kUsed = 3 * ShN<DEGREE>::kCount, kRowQuads = DEGREE <= 3 ? (kUsed + 3 + 3) / 4 : 0;
+  constexpr int kAlwaysQuads = (kUsed + 3) / 4;  // those of a row that begins at a multiple of 16 bytes
   const float* row = g.shN + i * 3 * g.shN_count;
   const unsigned shift = unsigned(uint64_t(row) >> 2) & 3u;
   const float4* from = reinterpret_cast<const float4*>(row - shift);
   const float* end = g.shN + g.n * 3 * g.shN_count;
-  if (kQuads > 0 && reinterpret_cast<const float*>(from) >= g.shN &&
-      reinterpret_cast<const float*>(from + kQuads) <= end) {
-    float read[4 * kQuads + 4];
+  if (kRowQuads > 0 && uint64_t(g.shN) % sizeof(float4) == 0 &&
+      reinterpret_cast<const float*>(from + kRowQuads) <= end) {
+    float read[4 * kRowQuads + 4];
 #pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
-      const float4 quad = from[q];
+    for (int q = 0; q < kRowQuads; ++q) {
+      const bool needed = q < kAlwaysQuads || shift > unsigned(4 * q - kUsed);
+      const float4 quad = needed ? from[q] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       read[4 * q] = quad.x, read[4 * q + 1] = quad.y, read[4 * q + 2] = quad.z, read[4 * q + 3] = quad.w;
     }
 #pragma unroll
-    for (int k = 0; k < 4 * kQuads - 3 && k < kUsed; ++k) {
+    for (int k = 0; k < 4 * kRowQuads - 3 && k < kUsed; ++k) {
       const float even = shift & 2u ? read[k + 2] : read[k], odd = shift & 2u ? read[k + 3] : read[k + 1];
       out[k] = shift & 1u ? odd : even;
     }

@@ -17,7 +17,7 @@ from torch import Tensor
 from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.native.build import source_root
-from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.adam import AdamState, decay_table
 from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.rendering import render
 from tests.kernels import test_stages
@@ -89,10 +89,37 @@ def check_order(library: Path) -> None:
     assert torch.equal(ours, expected)
 
 
+def check_rows(library: Path) -> None:
+    """No block or warp reads a coefficient that another one changes, at every degree; all Gaussians are stepped."""
+    table = decay_table(0.9, 0.999)
+    for degree in range(5):
+        gaussians, camera = random_scene(31, 300, width=64, height=48, sh_degree=degree)
+        forward = torch.from_numpy(camera.viewmat[2, :3]).float()
+        gaussians.means.mul_(0.05).add_(torch.from_numpy(camera.center).float() + 4.0 * forward)
+        gaussians.logit_opacities.fill_(1.0)
+        backend, adam = on(library), AdamState.zeros_like(gaussians)
+        update = adam_update(
+            backend,
+            adam,
+            60,
+            sh_last_step=adam.sh_last_step.data_ptr(),
+            decay_table=table.data_ptr(),
+            decay_rows=len(table),
+        )
+        stages = test_stages.TrainStepPipeline(backend, gaussians, camera, degree)
+        backend.call("project", stages.view, stages.arrays, stages.context.native, update)
+        assert stages.buffer("chunk_counts")[[0, 2]].tolist() == [256, 44], "rows beside each other are all changed"
+        stages.bin()
+        test_stages.with_grads(stages, torch.zeros(stages.isects(), abi.ISECT_GRAD))
+        stages.context.project_vjp(stages.view, stages.arrays, adam=update)
+        assert (adam.sh_last_step == 60).all()
+
+
 ALL_CHECKS: dict[str, Callable[[Path], None]] = {
     **CHECKS,
     "order": check_order,
     "adam": check_adam,
+    "rows": check_rows,
     "streams": check_streams,
     "counts": check_counts,
     "huge": check_huge,
