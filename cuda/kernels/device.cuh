@@ -29,6 +29,8 @@ SPLAT_DEVICE float exp2_bounded(float x) {
 
 namespace gpu {
 
+// Static shared memory that a block may have. More has to be dynamic, with cudaFuncSetAttribute at the launch.
+constexpr int kMostShared = 48 * 1024;
 constexpr unsigned kFullWarp = 0xffffffffu;
 constexpr int kWarp = 32;
 

@@ -88,11 +88,12 @@ SPLAT_DEVICE void sum_many_isect_grads(const float* isect_grads, int64_t first, 
 // memory, or null where it has fewer than kHugeIsects or is not among the chunk's first eight that have more.
 // room: shared memory for 128 intersections.
 SPLAT_DEVICE const float* sum_huge_isect_grads(const float* isect_grads, int64_t first, uint32_t count, float* room) {
-  constexpr int kRows = SPLAT_CHUNK / kIsectGradSize, kAhead = 8, kTile = kRows * kAhead, kHuge = 8;
+  constexpr int kRows = SPLAT_CHUNK / kIsectGradSize, kAhead = 8, kIsectsAtOnce = kRows * kAhead;
+  constexpr int kMostHuge = 8;  // Gaussians of a chunk that the block sums
   SPLAT_SHARED(unsigned, votes, SPLAT_CHUNK / kWarp);
-  SPLAT_SHARED(int64_t, starts, kHuge);
-  SPLAT_SHARED(uint32_t, counts, kHuge);
-  SPLAT_SHARED(float, totals, kHuge * kIsectGradSize);
+  SPLAT_SHARED(int64_t, starts, kMostHuge);
+  SPLAT_SHARED(uint32_t, counts, kMostHuge);
+  SPLAT_SHARED(float, totals, kMostHuge * kIsectGradSize);
   const unsigned huge = __ballot_sync(kFullWarp, count >= kHugeIsects);
   if (lane_id() == 0) votes[warp_id()] = huge;
   __syncthreads();
@@ -102,15 +103,15 @@ SPLAT_DEVICE const float* sum_huge_isect_grads(const float* isect_grads, int64_t
     all += __popc(votes[w]);
   }
   if (all == 0) return nullptr;
-  const bool mine = count >= kHugeIsects && number < kHuge;
+  const bool mine = count >= kHugeIsects && number < kMostHuge;
   if (mine) starts[number] = first, counts[number] = count;
   __syncthreads();
   const int row = int(threadIdx.x) / kIsectGradSize, field = int(threadIdx.x) % kIsectGradSize;
-  for (int n = 0; n < all && n < kHuge; ++n) {
+  for (int n = 0; n < all && n < kMostHuge; ++n) {
     const int rows = int(counts[n]);
     const float* at = isect_grads + (starts[n] + row) * kIsectGradSize + field;
     float total = 0.0f;
-    for (int k = 0; k < rows; k += kTile, at += kTile * kIsectGradSize) {
+    for (int k = 0; k < rows; k += kIsectsAtOnce, at += kIsectsAtOnce * kIsectGradSize) {
       float values[kAhead];
 #pragma unroll
       for (int j = 0; j < kAhead; ++j)
@@ -120,7 +121,7 @@ SPLAT_DEVICE const float* sum_huge_isect_grads(const float* isect_grads, int64_t
       for (int j = 0; j < kAhead; ++j) room[j * SPLAT_CHUNK + threadIdx.x] = values[j];
       __syncthreads();
       if (row == 0) {
-        for (int r = 0; r < kTile; ++r) total += room[r * kIsectGradSize + field];
+        for (int r = 0; r < kIsectsAtOnce; ++r) total += room[r * kIsectGradSize + field];
       }
     }
     if (row == 0) totals[n * kIsectGradSize + field] = total;
@@ -274,6 +275,9 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
   SPLAT_SHARED(float, colours, SPLAT_CHUNK * 3);
   SPLAT_SHARED(float, rates, SPLAT_CHUNK);
   SPLAT_SHARED(uint8_t, listed_locals, SPLAT_CHUNK);
+  // 2 KiB are left for sum_huge_isect_grads and the sums over the block.
+  static_assert(SPLAT_CHUNK * (sizeof(float) * (kShapeNumbers + kRoom + 3 + 1) + sizeof(uint8_t)) <= kMostShared - 2048,
+                "too much shared memory: take the chunk's groups of parameters one after another");
   const bool lazy = job.sh_last_step != nullptr;
   const int64_t chunk = blockIdx.x, base = chunk * SPLAT_CHUNK, slot = base + threadIdx.x;
   const bool listed = int64_t(threadIdx.x) < job.chunk_counts[2 * chunk];

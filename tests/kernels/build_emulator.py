@@ -21,6 +21,7 @@ FLAGS = (
     "-fvisibility=hidden",
     "-ffp-contract=off",
     "-Wno-psabi",
+    "-Werror=shadow",
     "-DSPLAT_TWIN_MATH",
 )
 #: The emulator's own sources; its cuda_runtime.h is found in place of CUDA's.

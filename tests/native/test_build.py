@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import platform
+import shlex
 import shutil
 import signal
 import stat
@@ -149,6 +150,15 @@ def test_no_flag_changes_what_numbers_mean() -> None:
     forbidden = ("fast-math", "-Ofast", "finite-math", "unsafe-math", "-march=native", "associative")
     assert not [flag for flag in flags if any(word in flag for word in forbidden)]
     assert "-ffp-contract=off" in build.ISA_FLAGS["portable"]
+
+
+@NEEDS_COMPILER
+def test_no_name_in_the_cpu_library_hides_another() -> None:
+    flags = [*build.COMMON_FLAGS, *build.ISA_FLAGS["portable"], "-fsyntax-only", "-Werror=shadow"]
+    sources = sorted((source_root() / "src" / "cpu").glob("*.cpp"))
+    command = [*shlex.split(find_compiler().command), *flags, *map(str, sources)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # --- builders --------------------------------------------------------------------------------------------------------

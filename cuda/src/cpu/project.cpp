@@ -65,8 +65,8 @@ struct Frustum {
     for (const Real value : values) most = std::max(most, std::abs(value));
     return most;
   }
-  Frustum(const View<Real>& v, bool filtered)
-      : view(v), filtered(filtered), entries(largest(v.rotation)), translation(largest(v.translation)),
+  Frustum(const View<Real>& v, bool with_filter)
+      : view(v), filtered(with_filter), entries(largest(v.rotation)), translation(largest(v.translation)),
         x(v.fx, v.cx, v.width, norm(v, 0), v.model == kOrtho ? 0 : norm(v, 2), v.x_min, v.x_max),
         y(v.fy, v.cy, v.height, norm(v, 1), v.model == kOrtho ? 0 : norm(v, 2), v.y_min, v.y_max) {}
 

@@ -149,8 +149,8 @@ struct Emulator {
 };
 
 Emulator& em() {
-  static Emulator* const emulator = new Emulator;  // large, and never gone before the last launch
-  return *emulator;
+  static Emulator* const only = new Emulator;  // large, and never gone before the last launch
+  return *only;
 }
 
 std::string place(const Thread& t) {
