@@ -32,29 +32,37 @@ struct BinTotals {
   int64_t per_block;   // candidates of a block of visit_candidates: a multiple of kWindow
 };
 
+// The arguments of all kernels of binning. They run in the order of this file; where an array has one meaning after
+// another, its line names the kernel that brings each.
 struct BinJob {
+  // The view, and projection's result; nothing here is changed but counters, tiles_per_gauss and isect_grad_starts.
   int width, height, tiles_x, tiles_y, tile_row_begin, tile_row_end;
   int64_t chunks, tiles, isect_capacity;
   int64_t windows;               // blocks of visit_candidates
-  bool packed;                   // keys are tile << kMaskBits | mask; else they are tiles
+  bool packed;                   // isect_keys are tile << kMaskBits | mask; else they are tiles
   const float* projected;
   const int64_t* chunk_counts;
-  int64_t* counters;
-  uint32_t *tiles_per_gauss, *isect_grad_starts;
-  BinTotals* totals;
-  int64_t* chunk_starts;         // [chunks] listed Gaussians of the chunk, then those before it
-  uint32_t *keys, *order;        // [listed] depth bits and index into projected; sorted by depth: by rank
-  int64_t* rank_starts;          // [listed] candidates before the rank in its block of ranks
-  int64_t* block_starts;         // [ceil(listed / kRankThreads)] candidates of a block of ranks, then those before it
-  uint32_t* row_ends;            // [listed] row after the last of the rank's intersections
-  uint16_t* candidate_masks;     // [windows * kWindow] where a block has one window
-  int64_t* window_starts;        // [windows] intersections of a block of candidates, then those before it
-  uint32_t* isect_keys;          // [isect_capacity] in depth order; sorted by tile
-  uint64_t* isect_values;        // [isect_capacity] index into projected, and above it the place in depth order
-  uint16_t* emitted_masks;       // [isect_capacity] in depth order; unless packed
-  int64_t* tile_starts;
-  const uint32_t* isect_grad_rows;
-  uint16_t* isect_masks;
+  int64_t* counters;             // scan_windows: SPLAT_COUNT_ISECTS, SPLAT_COUNT_OVERFLOW
+  uint32_t* tiles_per_gauss;     // of each visible Gaussian. count_listed: its candidates. list_isects: its intersections
+  uint32_t* isect_grad_starts;   // count_listed: 0. visit_candidates: its first place in depth order
+  BinTotals* totals;             // scan_chunks: listed. scan_ranks: candidates, per_block
+  // Gaussians in depth order. A listed Gaussian has a candidate; its rank is its number in this order.
+  int64_t* chunk_starts;         // [chunks] count_listed: listed Gaussians of the chunk. scan_chunks: of those before it
+  uint32_t* keys;                // [listed] list_gaussians: bits of the depth, which the depth sort sorts by
+  uint32_t* order;               // [listed] list_gaussians: index into projected. Depth sort: the same by rank
+  int64_t* rank_starts;          // [listed] count_ranks: candidates before the rank in its block of ranks
+  int64_t* block_starts;         // [blocks of kRankThreads ranks] count_ranks: its candidates. scan_ranks: those before it
+  // Candidates, and the intersections among them.
+  uint32_t* row_ends;            // [listed] visit_candidates: place behind the last of the rank's intersections
+  uint16_t* candidate_masks;     // [windows * kWindow] visit_candidates, the first time: masks, where a block has one window
+  int64_t* window_starts;        // [windows] visit_candidates: intersections of its candidates. scan_windows: those before
+  uint32_t* isect_keys;          // [isect_capacity] visit_candidates: in depth order. Tile sort: by tile
+  uint64_t* isect_values;        // [isect_capacity] likewise: place in depth order << 32 | index into projected
+  uint16_t* emitted_masks;       // [isect_capacity] visit_candidates: masks in depth order, unless packed
+  // Lists.
+  int64_t* tile_starts;            // list_isects
+  const uint32_t* isect_grad_rows; // tile sort: place in depth order of each intersection
+  uint16_t* isect_masks;           // list_isects: masks in the order of the lists
 };
 
 // ---- one Gaussian, one tile ----------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 // Blending of any number of channels on the GPU, forward and backward, one 16x16 tile a block: docs/math.md 6. The order
 // of a pixel's sums is that of the CPU twin; gradients are summed without atomics, always in the same order.
 //
-// Forward, sixteen channels of a tile are a block. Backward, a block makes alpha and weights once for 64 channels. What
-// the weights are worth comes first, colours times gradients of the image; the gradients of the colours come last, weights
-// times gradients of the image: both are products of small matrices, and no sum goes over a warp but those of geometry.
+// Forward, sixteen channels of a tile are a block. Backward, a block computes alpha and weights once for 64 channels. For
+// a batch of intersections, dL/dweight comes first: colours times dL/dpixel, summed over the channels. The gradients of the
+// colours come last: weights times dL/dpixel, summed over the pixels. Both are products of small matrices; only the
+// gradients of geometry are summed over warps.
 #pragma once
 #include "blend_vjp.cuh"
 
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(kFastThreads, kForwardBlocks)
 
 // ---- backward ------------------------------------------------------------------------------------------------------
 
-// What a block shares. products: worth of each intersection in each pixel, then its weight there.
+// Shared memory of a block. products: dL/dweight of each intersection and pixel, then the weight in its place.
 struct ChannelShared {
   float4* staged;      // [kChannelBatch][kQuads]
   float4* colors;      // [kChannelBatch][kRunQuads]
@@ -153,11 +154,11 @@ struct ChannelShared {
 
 // Colours times the gradient of the thread's pixel, for the intersections that reach the warp. Every thread of the block
 // calls it.
-SPLAT_DEVICE void make_worth(const ChannelLists& channels, const float* v_pixel, uint32_t reached, int32_t count,
+SPLAT_DEVICE void make_v_weights(const ChannelLists& channels, const float* v_pixel, uint32_t reached, int32_t count,
                              const ChannelShared& shared) {
-  float worth[kChannelBatch];
+  float v_weight[kChannelBatch];
 #pragma unroll
-  for (int i = 0; i < kChannelBatch; ++i) worth[i] = 0.0f;
+  for (int i = 0; i < kChannelBatch; ++i) v_weight[i] = 0.0f;
   for (int32_t channel = 0; channel < channels.count; channel += kChannelRun) {
     __syncthreads();  // the last sixteen channels have been read
     stage_colors(channels, shared.gaussians, count, channel, shared.colors);
@@ -172,15 +173,15 @@ SPLAT_DEVICE void make_worth(const ChannelLists& channels, const float* v_pixel,
 #pragma unroll
       for (int q = 0; q < kRunQuads; ++q) {
         const float4 four = shared.colors[i * kRunQuads + q];
-        worth[i] += four.x * v[4 * q];
-        worth[i] += four.y * v[4 * q + 1];
-        worth[i] += four.z * v[4 * q + 2];
-        worth[i] += four.w * v[4 * q + 3];
+        v_weight[i] += four.x * v[4 * q];
+        v_weight[i] += four.y * v[4 * q + 1];
+        v_weight[i] += four.z * v[4 * q + 2];
+        v_weight[i] += four.w * v[4 * q + 3];
       }
     }
   }
 #pragma unroll
-  for (int i = 0; i < kChannelBatch; ++i) shared.products[i * kSimpleThreads + int(threadIdx.x)] = worth[i];
+  for (int i = 0; i < kChannelBatch; ++i) shared.products[i * kSimpleThreads + int(threadIdx.x)] = v_weight[i];
 }
 
 // Weights times gradients of the image, over the pixels of the tile: the batch's rows of the colours' gradients. A thread
@@ -253,6 +254,10 @@ __global__ void __launch_bounds__(kSimpleThreads, kBackwardBlocks)
   SPLAT_SHARED(float, products, kChannelBatch * kSimpleThreads);
   SPLAT_SHARED(float, sums, Geometry ? kWarps * kChannelBatch * kSumsStride : 1);
   SPLAT_SHARED(uint32_t, touched, kWarps);
+  static_assert(kChannelBatch * (sizeof(float4) * (kQuads + kRunQuads) + sizeof(uint32_t) + sizeof(int32_t) +
+                                 sizeof(float) * (kSimpleThreads + kWarps * kSumsStride)) +
+                        sizeof(uint32_t) * kWarps <= kMostShared,
+                "too much shared memory: lower kChannelBatch, or store the products of half a tile at a time");
   if (overflowed(lists.counters)) return;
   const ChannelShared shared = {staged, colors, masks, gaussians, products, sums, touched};
   const int32_t tile = lists.first_tile + int32_t(blockIdx.x);
@@ -287,15 +292,15 @@ __global__ void __launch_bounds__(kSimpleThreads, kBackwardBlocks)
     __syncthreads();  // the batch is there; the last one's weights and sums have been read
     const bool working = __any_sync(kFullWarp, transmittance > 0.0f);
     const Hits hits = simple_hits(working && lane_id() < count ? masks[lane_id()] : 0u, at.slot);
-    if (Geometry) make_worth(channels, v_pixel, hits.any, count, shared);
+    if (Geometry) make_v_weights(channels, v_pixel, hits.any, count, shared);
     for (uint32_t left = hits.any; left != 0; left &= left - 1) {
       const int i = first_hit(left);
       const Splat splat = read_splat(staged + i * kQuads);
       const float dx = x - splat.proj[kProjX], dy = y - splat.proj[kProjY];
       float* product = products + i * kSimpleThreads + int(threadIdx.x);
-      float worth = Geometry ? *product : 0.0f;
-      if (Depth) worth += splat.proj[kProjDepth] * v_depth;
-      const PixelShare share = pixel_share(splat.proj, dx, dy, has(hits.own, i), worth, transmittance, behind);
+      float v_weight = Geometry ? *product : 0.0f;
+      if (Depth) v_weight += splat.proj[kProjDepth] * v_depth;
+      const PixelShare share = pixel_share(splat.proj, dx, dy, has(hits.own, i), v_weight, transmittance, behind);
       *product = share.weight;
       if (!Geometry) continue;
       const float vx = share.v * dx, vy = share.v * dy;

@@ -15,14 +15,17 @@ static_assert(kIsectGradUsed <= kSumsStride, "a warp's sums hold a gradient");
 
 // ---- a pixel -------------------------------------------------------------------------------------------------------
 
-// The factors of a pixel's share of an intersection's gradient; 0 where the Gaussian is not blended.
+// Of a pixel and an intersection: v is alpha dL/dalpha, 0 where alpha is clamped, and weight is alpha T, with the
+// transmittance T in front of it. Both are 0 where the Gaussian is not blended.
 struct PixelShare {
   float v, weight;
 };
 
-// Walks a pixel over an intersection: worth is what a unit of its weight is worth there, behind what all that lies behind
-// it is worth.
-SPLAT_DEVICE PixelShare pixel_share(const float* proj, float dx, float dy, bool reached, float worth,
+// One step of a pixel's walk front to back. v_weight: dL/dweight of the intersection, its colour (and depth) times
+// dL/dpixel. behind: the sum of weight times v_weight over this intersection and those behind it, with the background's
+// term. The step subtracts this intersection's term, which leaves the suffix sum of those behind it. transmittance is
+// updated likewise.
+SPLAT_DEVICE PixelShare pixel_share(const float* proj, float dx, float dy, bool reached, float v_weight,
                                     float& transmittance, float& behind) {
   const float exponent = log2_alpha(proj, dx, dy), raw = exp2_bounded(exponent);
   const float alpha = select(reached && is_seen(exponent), min_(float(kMaxAlpha), raw), 0.0f);
@@ -30,10 +33,10 @@ SPLAT_DEVICE PixelShare pixel_share(const float* proj, float dx, float dy, bool 
   const bool live = after > float(kMinTransmittance);
   const float live_alpha = select(live, alpha, 0.0f), weight = select(live, share, 0.0f);
   transmittance = select(live, after, 0.0f);
-  behind -= weight * worth;
+  behind -= weight * v_weight;
   // No gradient reaches geometry or opacity where alpha was clamped.
   const float free_alpha = select(raw <= float(kMaxAlpha), live_alpha, 0.0f);
-  return {free_alpha * alpha_vjp(before, worth, behind, 1.0f - alpha), weight};
+  return {free_alpha * alpha_vjp(before, v_weight, behind, 1.0f - alpha), weight};
 }
 
 // Transmittance 0: the pixel has stopped, or lies outside the image.
@@ -41,7 +44,8 @@ template <bool Depth>
 struct BackwardPixel {
   float transmittance = 0.0f, behind = 0.0f, red = 0.0f, green = 0.0f, blue = 0.0f, depth = 0.0f;
 
-  // Gradients of the images, and their product with everything that was blended; the alpha gradient may be absent.
+  // dL/dpixel of the images, and the suffix sum in front of the first intersection: the pixel of the image, background
+  // included, times dL/dpixel, less T_N dL/dalpha, where T_N is the transmittance behind all. v_out.alpha may be absent.
   SPLAT_DEVICE void read(const BlendLists& lists, const BlendImages& out, const BlendImages& v_out, int32_t x,
                          int32_t y, float* v_background) {
     if (!inside(lists, x, y)) return;
@@ -59,9 +63,9 @@ struct BackwardPixel {
   SPLAT_DEVICE bool alive() const { return transmittance > 0.0f; }
 
   SPLAT_DEVICE PixelShare step(const float* proj, float dx, float dy, bool reached) {
-    float cg = proj[kProjRed] * red + proj[kProjGreen] * green + proj[kProjBlue] * blue;
-    if (Depth) cg += proj[kProjDepth] * depth;
-    return pixel_share(proj, dx, dy, reached, cg, transmittance, behind);
+    float v_weight = proj[kProjRed] * red + proj[kProjGreen] * green + proj[kProjBlue] * blue;
+    if (Depth) v_weight += proj[kProjDepth] * depth;
+    return pixel_share(proj, dx, dy, reached, v_weight, transmittance, behind);
   }
   SPLAT_DEVICE void colour_grads(float weight, float* grads) const {
     grads[kGradRed] = weight * red;
@@ -239,8 +243,9 @@ SPLAT_DEVICE Hits column_hits(uint32_t mask, int slot) {
 }
 
 // A tile with very many intersections would still run when all others are done. Such a tile is cut into parts, each for
-// a block of its own, which first replays the intersections before its part. That repeats about a quarter of the
-// arithmetic, but needs no memory for checkpoints, and gives the same bits as a walk without cuts: no result depends on it.
+// a block of its own, which first computes transmittance and suffix sum of its pixels over the intersections before its
+// part, without gradients. That repeats about a quarter of the arithmetic, needs no memory for checkpoints, and gives the
+// same bits as a walk without cuts.
 constexpr int kParts = 4;
 constexpr int kLongIsects = 512;   // fewer are not worth a cut, and
 constexpr int kLongShare = 2048;  // a long tile has more than all / 2048, half of a block's share on a big GPU
@@ -294,7 +299,7 @@ struct PixelColumn {
       shares[k] = pixels[k].step(splat.proj, dx, dy[k], reached);
       weight += shares[k].weight;
     }
-    // Masks are generous, and pixels stop.
+    // A mask may have blocks of which no pixel blends the Gaussian, and pixels stop at the least transmittance.
     if (!__any_sync(kFullWarp, weight > 0.0f)) return false;
     float grad[kIsectGradUsed];
 #pragma unroll

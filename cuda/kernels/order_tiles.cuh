@@ -24,14 +24,15 @@ SPLAT_DEVICE uint32_t list_length(const OrderJob& job, int64_t k) {
   return uint32_t(job.tile_starts[tile + 1] - job.tile_starts[tile]);
 }
 
-// Levels are counted from the longest lists on.
+// The level of a list's length, 0 for the longest lists.
 SPLAT_DEVICE int level_of(uint32_t length, float scale) {
   const int level = int(float(length) * scale);
   return level < kLevels ? kLevels - 1 - level : 0;
 }
 
-// Lanes of a full warp with this lane's level, none for a lane without a tile.
 SPLAT_DEVICE int first_lane(unsigned lanes) { return __ffs(int(lanes)) - 1; }
+// The lanes of the warp whose tile has this lane's level, a bit each; none for a lane without a tile (not valid). Called
+// by full warps.
 SPLAT_DEVICE unsigned same_level(int level, bool valid) {
   const unsigned peers = __match_any_sync(kFullWarp, valid ? unsigned(level) : unsigned(kLevels));
   return valid ? peers : 0u;
@@ -42,7 +43,7 @@ SPLAT_DEVICE unsigned same_level(int level, bool valid) {
 __global__ void __launch_bounds__(kOrderThreads) order_tiles(OrderJob job) {
   if (overflowed(job.counters)) return;
   SPLAT_SHARED(uint32_t, longest, kOrderWarps);
-  SPLAT_SHARED(uint32_t, starts, kLevelEntries);  // [warps][levels]: tiles, then where they begin in the order
+  SPLAT_SHARED(uint32_t, starts, kLevelEntries);  // [warps][levels] number of tiles, then their first place in the order
   const int64_t rounds = (job.tiles + kOrderThreads - 1) / kOrderThreads;
   const int64_t first = warp_id() * rounds * kWarp + lane_id();
   uint32_t most = 0;

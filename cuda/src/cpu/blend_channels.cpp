@@ -2,8 +2,8 @@
 //
 // alpha, transmittance and weights are made once for all channels, a 4x4 block and some intersections at a time. What is
 // left is products of small matrices: the image is weights times colours, the gradients of the colours are weights times
-// gradients of the image (both with channels as lanes), and what a unit of weight is worth is colours times gradients of
-// the image (with pixels as lanes).
+// gradients of the image (both with channels as lanes), and dL/dweight is colours times gradients of the image (with
+// pixels as lanes).
 #include <vector>
 
 #include "stages.h"
@@ -186,7 +186,7 @@ struct TileChannelsVjp {
       Real transmittance[kLanes], behind[kLanes], depth[kLanes], padding[kLanes];
     };
     alignas(64) Block blocks[kBlocksPerTile];
-    alignas(64) Real weights[kBatch][kLanes], worth[kBatch][kLanes];
+    alignas(64) Real weights[kBatch][kLanes], v_weights[kBatch][kLanes];
     alignas(64) Real sums[kBatch][kIsectGradUsed][kLanes];
     Real* by_pixel;    // [kPixels][padded] gradients of the image
     Real* by_channel;  // [kBlocksPerTile][padded][kLanes] the same
@@ -224,7 +224,7 @@ struct TileChannelsVjp {
     const F y = Tile<Real>::lane_y() + F(Real(tile.y0 + kBlock * (block / kBlock)));
     const Real* projected = static_cast<const Real*>(frame.projected);
     auto& at = buffers.blocks[block];
-    if constexpr (Geometry) worth(block, base, list, listed, buffers);
+    if constexpr (Geometry) v_weights(block, base, list, listed, buffers);
     F before = F::load(at.transmittance), behind = F::load(at.behind);
     bool goes_on = true;
     for (int i = 0; i < listed; ++i) {
@@ -237,7 +237,7 @@ struct TileChannelsVjp {
       const F w = live_alpha * before;
       w.store(buffers.weights[i]);
       if constexpr (Geometry) {
-        F cg = F::load(buffers.worth[i]);
+        F cg = F::load(buffers.v_weights[i]);
         if constexpr (Depth) cg += F(proj[kProjDepth]) * F::load(at.depth);
         behind = behind - w * cg;
         // No gradient reaches geometry or opacity where alpha was clamped.
@@ -269,8 +269,8 @@ struct TileChannelsVjp {
     return goes_on;
   }
 
-  // What a unit of weight of each listed intersection is worth: its colour times the gradient of each pixel.
-  void worth(int block, int64_t base, const int32_t* list, int listed, Buffers& buffers) const {
+  // dL/dweight of each listed intersection and pixel: its colour times the gradient of the pixel.
+  void v_weights(int block, int64_t base, const int32_t* list, int listed, Buffers& buffers) const {
     const Real* gradients = buffers.by_channel + block * padded * kLanes;
     const auto color = [&](int i) {
       return static_cast<const Real*>(frame.channels->colors) +
@@ -285,13 +285,13 @@ struct TileChannelsVjp {
         const F gradient = F::load(gradients + c * kLanes);
         for (int r = 0; r < kAtOnce; ++r) total[r] += F(colors[r][c]) * gradient;
       }
-      for (int r = 0; r < kAtOnce; ++r) total[r].store(buffers.worth[i + r]);
+      for (int r = 0; r < kAtOnce; ++r) total[r].store(buffers.v_weights[i + r]);
     }
     for (; i < listed; ++i) {
       const Real* one = color(i);
       F total = 0;
       for (int64_t c = 0; c < channels; ++c) total += F(one[c]) * F::load(gradients + c * kLanes);
-      total.store(buffers.worth[i]);
+      total.store(buffers.v_weights[i]);
     }
   }
 
