@@ -1,6 +1,6 @@
 """Registers, spills and shared memory of every CUDA kernel, as ptxas reports them; no GPU is needed.
 
-python scripts/kernel_table.py [--out benchmarks/results/kernels-ptxas.md] [sm_80 sm_90 sm_120]
+python scripts/kernel_table.py [--out benchmarks/results/kernels-ptxas.md] [sm_75 ... sm_120]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from splatcli.native.build import source_root
 from splatcli.native.build_cuda import find_toolkit
 
-ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
 
 
 @dataclass(frozen=True, slots=True)
