@@ -38,8 +38,11 @@ class FlightLog:
         """Return the position at a time, between recorded ones linearly; None before and after the recording."""
         if not self.seconds[0] - _BEYOND <= seconds <= self.seconds[-1] + _BEYOND:
             return None
-        lat, lon, height = (float(np.interp(seconds, self.seconds, column)) for column in self.places.T)
-        return lat, lon, height
+        # Longitudes jump by 360 degrees where the flight crosses the 180th meridian.
+        lats, lons, heights = self.places.T
+        columns = lats, np.unwrap(lons, period=360.0), heights
+        lat, lon, height = (float(np.interp(seconds, self.seconds, column)) for column in columns)
+        return lat, lon if abs(lon) <= 180.0 else (lon + 180.0) % 360.0 - 180.0, height
 
 
 def flight_log_beside(video: Path) -> Path | None:

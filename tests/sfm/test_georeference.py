@@ -242,6 +242,16 @@ def test_flight_logs_give_positions_between_their_entries(entry: str, tmp_path: 
     assert (log.at(-1.5), log.at(2.6)) == (None, None)
 
 
+def test_a_flight_over_the_180th_meridian_has_its_positions_there(tmp_path: Path) -> None:
+    places = np.array([[-17.0, 179.9998, 30], [-17.0, -179.9998, 30], [-17.0, -179.9990, 30], [-17.0, 179.9992, 30]])
+    write_flight_log(tmp_path / "a.SRT", places, 1.0)
+    log = read_flight_log(tmp_path / "a.SRT")
+    assert log is not None
+    found = [log.at(seconds) for seconds in (0.25, 0.75, 1.5, 2.25)]
+    expected = np.array([179.9999, -179.9999, -179.9994, -179.99945])
+    np.testing.assert_allclose([place[1] for place in found if place], expected, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize(
     "text",
     [
