@@ -94,6 +94,18 @@ def prior_gradient(params: Tensor, mean: Tensor) -> Tensor:
     return gradient
 
 
+def in_unit(camera: Tensor, unit: float) -> Tensor:
+    """Return the numbers of a camera [27] for images whose longer side spans 1 / ``unit`` of what it did.
+
+    Vignettes are given in units of that side.
+    """
+    numbers = camera.clone()
+    vignetting = numbers[: CAMERA_NUMBERS - RESPONSE_NUMBERS].view(3, 5)
+    vignetting[:, :2] *= unit
+    vignetting[:, 2:] /= torch.tensor([unit**2, unit**4, unit**6], dtype=numbers.dtype)
+    return numbers
+
+
 class _Camera:
     """The effects of the parameters [36] of a view on images of one size.
 

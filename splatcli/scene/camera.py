@@ -179,6 +179,31 @@ def lens_rows(cameras: Sequence[Camera]) -> list[int]:
     return [rows.setdefault((c.width, c.height, c.fx, c.fy, c.cx, c.cy, c.model), len(rows)) for c in cameras]
 
 
+def lens_at_size(lenses: Sequence[Camera], camera: Camera) -> int | None:
+    """Return the index of the one of ``lenses`` that sees as ``camera`` does, whose image may have another size.
+
+    Its height counts: what ``splat render --size`` makes of a camera may show less to both sides, but not more.
+    An image of the same size has the same intrinsics. Sides are whole pixels, which moves those of another size by a
+    pixel at most; the nearest lens is taken. None where there is none.
+    """
+    off = []
+    for lens in lenses:
+        factor = camera.height / lens.height
+        same_size = (camera.width, camera.height) == (lens.width, lens.height)
+        alike = camera.model == lens.model and camera.width < factor * lens.width + 1.0
+        side = min(camera.width, camera.height)
+        differences = (
+            (camera.fx / (factor * lens.fx) - 1.0) * side,
+            (camera.fy / (factor * lens.fy) - 1.0) * side,
+            (camera.cx - camera.width / 2) - factor * (lens.cx - lens.width / 2),
+            camera.cy - factor * lens.cy,
+        )
+        most = max(map(abs, differences))
+        off.append(most if alike and most <= (0.0 if same_size else 1.0) else math.inf)
+    best = min(range(len(off)), key=off.__getitem__, default=None)
+    return best if best is not None and off[best] < math.inf else None
+
+
 def product(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return [I, J], the product of a [I, 3] and b [3, J], without BLAS, whose last bits depend on the processor."""
     columns: NDArray[np.float64] = a[:, 0:1] * b[0] + a[:, 1:2] * b[1] + a[:, 2:3] * b[2]

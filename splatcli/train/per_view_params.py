@@ -17,11 +17,11 @@ from splatcli.checkpoint.schema import CAMERA_TABLES, VIEW_DTYPES, VIEW_TABLES
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import COLOUR_MAPS, Config, ViewsConfig
 from splatcli.rasterizer.bilateral_grid import identity_grid, variation_gradient
-from splatcli.rasterizer.ppisp import CAMERA_NUMBERS, RESPONSE_NUMBERS, VIEW_NUMBERS, prior_gradient
+from splatcli.rasterizer.ppisp import CAMERA_NUMBERS, RESPONSE_NUMBERS, VIEW_NUMBERS, in_unit, prior_gradient
 from splatcli.rasterizer.recolour import recolour
 from splatcli.rasterizer.step_inputs import ViewParams
 from splatcli.reproducible import sqrt, tree_sum
-from splatcli.scene.camera import Camera, apply_pose_delta, lens_rows, pose_delta_vjp
+from splatcli.scene.camera import Camera, apply_pose_delta, lens_at_size, lens_rows, pose_delta_vjp
 from splatcli.train.schedule import log_linear
 from splatcli.train.training_images import to_device
 
@@ -156,15 +156,17 @@ class PerViewParams:
     def recolour_unseen(self, camera: Camera, image: Tensor) -> Tensor:
         """Return a rendered image [H, W, 3] of no training view with what is trained of its camera, if anything is.
 
-        That is PPISP's vignetting and response. A camera whose intrinsics no training view has shows the response of
-        the first one, and no vignetting.
+        That is PPISP's vignetting and response. A camera whose intrinsics no training view has, at the size of its
+        images or another one, shows the response of the first one, and no vignetting.
         """
         if self.ppisp_camera is None:
             return image
         params = torch.zeros(VIEW_NUMBERS + CAMERA_NUMBERS, dtype=torch.float64)
-        lens = lens_rows([*self.cameras, camera])[-1]
-        if lens < len(self.ppisp_camera.values):
-            params[VIEW_NUMBERS:] = self.ppisp_camera.values[lens]
+        lenses = [self.cameras[self.lenses.index(lens)] for lens in range(len(self.ppisp_camera.values))]
+        lens = lens_at_size(lenses, camera)
+        if lens is not None:
+            unit = max(lenses[lens].width / lenses[lens].height, 1.0) / max(camera.width / camera.height, 1.0)
+            params[VIEW_NUMBERS:] = in_unit(self.ppisp_camera.values[lens], unit)
         else:
             params[-RESPONSE_NUMBERS:] = self.ppisp_camera.values[0, -RESPONSE_NUMBERS:]
         return _recoloured(image, params)
