@@ -140,7 +140,7 @@ def _write_stream(result: EditResult, chosen: Format, folder: Path, metadata: Ex
     from splatcli.edit.simplify import contributions
 
     gaussians, cameras = _as_held(result.model.gaussians, chosen, out), result.model.cameras
-    masses = contributions(gaussians, cameras) if cameras else None
+    masses = contributions(gaussians, cameras, antialiased=metadata.antialiased) if cameras else None
     if masses is None:
         out.note("note: without cameras of one run, none tell which Gaussians count")
     facts = write_stream(gaussians, metadata, folder, LOD_LEVELS, masses, out)

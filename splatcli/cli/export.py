@@ -421,7 +421,7 @@ def _contributions(
     if any(loaded.checkpoint.dataset.offset) and args.frame is Frame.INPUT:
         out.note("note: with --frame input the cameras do not tell which Gaussians count")
         return None
-    return contributions(gaussians, loaded.checkpoint.training_cameras())
+    return contributions(gaussians, loaded.checkpoint.training_cameras(), antialiased=loaded.antialiased)
 
 
 def _cameras(loaded: Model, frame: Frame, out: Output) -> bytes:
@@ -468,9 +468,10 @@ def _selected(
         comments.append(f"splatcli: {place}")
         if chosen.name not in COMMENTED:
             out.note(f"note: {place}; {chosen.title} has no place for that")
-    degree = chosen.sh_degree if args.sh_degree is None else min(args.sh_degree, chosen.sh_degree)
-    if args.sh_degree is None and gaussians.sh_degree > degree:
-        out.note(f"note: SH degree {gaussians.sh_degree} -> {degree}, the most that {chosen.title} holds")
+    asked = gaussians.sh_degree if args.sh_degree is None else min(args.sh_degree, gaussians.sh_degree)
+    degree = min(asked, chosen.sh_degree)
+    if asked > degree:
+        out.note(f"note: SH degree {asked} -> {degree}, the most that {chosen.title} holds")
     gaussians, notes = select(gaussians, crop=crop, min_opacity=args.min_opacity, sh_degree=degree)
     if not len(gaussians) and chosen.name != "ply":
         raise UsageError(

@@ -188,13 +188,20 @@ def _loaded(
     return image.pixels, image.masked
 
 
-def floaters(gaussians: Gaussians, level: str, cameras: Sequence[Camera] = (), photos: Photos | None = None) -> Tensor:
+def floaters(
+    gaussians: Gaussians,
+    level: str,
+    cameras: Sequence[Camera] = (),
+    photos: Photos | None = None,
+    *,
+    antialiased: bool = False,
+) -> Tensor:
     """Return [N] bool, the Gaussians to drop. Deterministic.
 
     gaussians: finite, on the CPU, float32. level: of LEVELS. cameras: of training, in the Gaussians' coordinates.
     With photos normal and strong drop what these contradict. Without photos they drop small groups that touch no
     others, as light does without cameras. With cameras all levels drop what is in the frame of a view and is not seen;
-    what lies beside all frames may be seen by other views.
+    what lies beside all frames may be seen by other views. antialiased: the model was trained so.
     """
     left = torch.arange(len(gaussians))
     if photos is not None and level != "light":
@@ -202,7 +209,7 @@ def floaters(gaussians: Gaussians, level: str, cameras: Sequence[Camera] = (), p
     elif not cameras or level != "light":
         left = left[~isolated(_rows(gaussians, left), REACH, 1 if level == "light" else GROUP)]
     if cameras:
-        seen = _Views.of(_rows(gaussians, left), cameras, None, "blend weights")
+        seen = _Views.of(_rows(gaussians, left), cameras, None, "blend weights", antialiased=antialiased)
         left = left[~((seen.weights < UNSEEN) & _in_frame(gaussians.means[left], cameras))]
     return _all_but(left, len(gaussians))
 
@@ -296,8 +303,19 @@ class _Views:
         return (saved > bound) & (lost < FITTED_LOST * self.gained) & (saved - self.most_saved > FITTED_REST * bound)
 
     @classmethod
-    def of(cls, gaussians: Gaussians, cameras: Sequence[Camera], photos: Photos | None, task: str) -> _Views:
-        """Return the sums over the views of ``cameras``. photos: None sums the weights alone."""
+    def of(
+        cls,
+        gaussians: Gaussians,
+        cameras: Sequence[Camera],
+        photos: Photos | None,
+        task: str,
+        *,
+        antialiased: bool = False,
+    ) -> _Views:
+        """Return the sums over the views of ``cameras``.
+
+        photos: None sums the weights alone, ``antialiased`` or not; else the photos say which.
+        """
         total = cls(*(torch.zeros(len(gaussians), dtype=torch.float64) for _ in range(8)))
         signs = torch.Generator().manual_seed(0)
         opacities = gaussians.logit_opacities.clone().requires_grad_()
@@ -306,7 +324,8 @@ class _Views:
             small = _sized(camera)
             if photos is None:
                 area = camera.width * camera.height / (small.width * small.height)
-                total.weights += area * _weighted(gaussians, small, torch.ones(small.height, small.width, 1))[:, 0]
+                ones = torch.ones(small.height, small.width, 1)
+                total.weights += area * _weighted(gaussians, small, ones, antialiased)[:, 0]
                 continue
             found = photos.load(camera.name)
             if found is None:

@@ -409,7 +409,8 @@ def apply_operations(
                 stay, detail = one.keeps(gaussians), ""
             else:
                 now = [move_camera(camera, total) for camera in cameras]
-                stay, detail = ~floaters(gaussians, one.level, now, photos), _evidence(one, cameras, photos)
+                found = floaters(gaussians, one.level, now, photos, antialiased=model.metadata.antialiased)
+                stay, detail = ~found, _evidence(one, cameras, photos)
             gaussians, others = _split(gaussians, stay, one)
             rows, count = None if rows is None else rows[stay], len(others)
             if isinstance(one, KeepFinite):
@@ -426,7 +427,8 @@ def apply_operations(
         elif isinstance(one, Simplify):
             before, count = len(gaussians), one.count(len(gaussians))
             if count < before:
-                gaussians = simplify(gaussians, count, [move_camera(camera, total) for camera in cameras])
+                now = [move_camera(camera, total) for camera in cameras]
+                gaussians = simplify(gaussians, count, now, antialiased=model.metadata.antialiased)
                 rows = None
             effects.append(Effect(one.label, before - count, count, "merged"))
         else:

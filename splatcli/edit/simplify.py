@@ -59,25 +59,32 @@ VIEWS, VIEW_SIDE = 100, 640
 _PAIRS = 1 << 18
 
 
-def contributions(gaussians: Gaussians, cameras: Sequence[Camera]) -> Floats:
-    """Return the sum of each Gaussian's blend weights over the pixels of some of the cameras, [N]."""
+def contributions(gaussians: Gaussians, cameras: Sequence[Camera], *, antialiased: bool = False) -> Floats:
+    """Return the sum of each Gaussian's blend weights over the pixels of some of the cameras, [N].
+
+    antialiased: the model was trained so; its small Gaussians cover less than without.
+    """
     chosen = [cameras[index * len(cameras) // VIEWS] for index in range(VIEWS)] if len(cameras) > VIEWS else cameras
     total = torch.zeros(len(gaussians), dtype=torch.float64)
     for camera in track(chosen, "blend weights"):
         small = camera.scaled(min(1.0, VIEW_SIDE / max(camera.width, camera.height)))
-        total += blend_weights(gaussians, small).double()
+        total += blend_weights(gaussians, small, antialiased=antialiased).double()
     return np.asarray(total.numpy())
 
 
-def simplify(gaussians: Gaussians, count: int, cameras: Sequence[Camera] = ()) -> Gaussians:
+def simplify(
+    gaussians: Gaussians, count: int, cameras: Sequence[Camera] = (), *, antialiased: bool = False
+) -> Gaussians:
     """Return ``count`` Gaussians for the given ones, [N]; merged ones take the place of the first of their group.
 
     Gaussians that are not merged keep their bits. Deterministic. gaussians: finite, on the CPU, float32. count: 1 to N.
     cameras: of the images that the model was trained on, in its coordinates; they tell what each Gaussian contributes.
+    antialiased: as of contributions().
     """
     if not 1 <= count <= len(gaussians):
         raise ValueError(f"{count} of {len(gaussians)} Gaussians")
-    (fewer,) = simplify_in_steps(gaussians, [count], contributions(gaussians, cameras) if cameras else None)
+    masses = contributions(gaussians, cameras, antialiased=antialiased) if cameras else None
+    (fewer,) = simplify_in_steps(gaussians, [count], masses)
     return fewer
 
 

@@ -154,6 +154,17 @@ def test_a_failed_write_leaves_the_old_file(splat: Splat, finished_run: Path, tm
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.spz"]
 
 
+def test_an_sh_degree_that_the_format_does_not_hold_is_named(splat: Splat, tmp_path: Path) -> None:
+    (tmp_path / "x.ply").write_bytes(encode_ply(scene(20, 4), ExportMetadata()).payload)
+    said = "note: SH degree 4 -> 3, the most that"
+    for flags in ((), ("--sh-degree", 4)):
+        done = splat("export", tmp_path / "x.ply", "-o", tmp_path / "x.sog", *flags)
+        assert done.code == 0, done.err
+        assert said in done.err, flags
+        assert splat("info", tmp_path / "x.sog", "--json").objects[-1]["sh_degree"] == 3
+    assert "SH degree" not in splat("export", tmp_path / "x.ply", "-o", tmp_path / "x.sog", "--sh-degree", 3).err
+
+
 @pytest.fixture
 def antialiased_ply(tmp_path: Path) -> Path:
     """Gaussians smaller than a pixel, trained antialiased as the file says."""

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from splatcli.edit.clean import Photos, _enlarged, _Views, floaters, isolated
-from splatcli.edit.operations import merged
+from splatcli.edit.clean import UNSEEN, Photos, _enlarged, _Views, floaters, isolated
+from splatcli.edit.operations import Clean, EditedModel, apply_operations, merged
 from splatcli.errors import SceneError
+from splatcli.formats.format import ExportMetadata
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
@@ -141,6 +142,18 @@ def test_light_drops_what_no_view_shows() -> None:
     assert not found[576:-2].any()
     # Fewer pixels of smaller photos show a Gaussian.
     assert floaters(both, "light", [view.resized(12, 10) for view in cameras()]).sum() > found.sum()
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("antialiased", [False, True])
+def test_light_counts_the_pixels_that_the_model_shows(antialiased: bool) -> None:
+    # A Gaussian far smaller than a pixel covers two pixels, but where its opacity is compensated next to nothing.
+    both = merged([wall(), made(torch.tensor([[0.1, 0.2, 2.0]]), 0.002, 3.0, torch.ones(1, 3))])
+    model = EditedModel(both, ExportMetadata(antialiased=antialiased), cameras()[:1])
+    shown = render(made(both.means[-1:], 0.002, 3.0, torch.ones(1, 3)), cameras()[0], antialiased=antialiased)
+    assert (float(shown.alpha.sum()) < UNSEEN) == antialiased
+    edited, _ = apply_operations(model, [Clean("--clean light", "light")])
+    assert (len(edited.gaussians) == len(both)) == (not antialiased)
 
 
 def test_small_groups_that_touch_nothing_are_isolated() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from splatcli.edit.operations import EditedModel, apply_operations, parse_operation
 from splatcli.edit.simplify import KEPT_OPACITY, _disjoint, _Mixture, contributions, simplify
+from splatcli.formats.format import ExportMetadata
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.rendering import render
 from tests.formats.made import covariances, scene
@@ -103,6 +107,16 @@ def test_contributions_are_the_blend_weights_of_the_images() -> None:
     found = contributions(gaussians, [view, view])
     total = render(gaussians, view).alpha.double().sum()
     assert found.sum() == pytest.approx(2 * float(total), rel=1e-4)
+    # Of Gaussians smaller than a pixel that were trained antialiased, too.
+    small = replace(gaussians, log_scales=gaussians.log_scales - 4.0)
+    plain, compensated = (contributions(small, [view], antialiased=one).sum() for one in (False, True))
+    shown = render(small, view, antialiased=True).alpha.double().sum()
+    assert compensated == pytest.approx(float(shown), rel=1e-4)
+    assert compensated < 0.5 * plain
+    wanted = simplify(small, 20, [view], antialiased=True)
+    assert not torch.equal(simplify(small, 20, [view]).means, wanted.means)
+    model = EditedModel(small, ExportMetadata(antialiased=True), [view])
+    assert torch.equal(apply_operations(model, [parse_operation("--simplify", "20")])[0].gaussians.means, wanted.means)
     without = gaussians.map(torch.clone)
     without.logit_opacities[0] = -30.0
     assert contributions(without, [view])[0] == 0.0
