@@ -174,8 +174,9 @@ def _hint(plugin: str) -> dict[str, Any]:
 _DEINTERLACE = "bwdif", "mode=send_frame:deint=interlaced"
 #: A hundredth is the rounding of a program that changed the size.
 _SQUARE = "w='if(lt(abs({0}-1),0.01),iw,round(iw*{0}/2)*2)':h=ih"
-#: A filter of ffmpeg that gives each decoded frame once, whatever its time.
-_EACH_ONCE = "setpts=N/FRAME_RATE/TB"
+#: Filters of ffmpeg that give each decoded frame once, whatever its time and, by the second, its duration: a frame that
+#: is to be shown for long would come several times.
+_EACH_ONCE = "setpts=N/FRAME_RATE/TB,fps=source_fps"
 #: Frames up to which ffmpeg selects those that are written: more make an option too long.
 _MOST_SELECTED = 2000
 
@@ -217,8 +218,9 @@ def _chosen(video: Video, plugin: str, indices: Sequence[int]) -> Generator[tupl
         chain = [f"scale={scale}"]
         limit = []
         if len(indices) <= _MOST_SELECTED:
-            # imageio-ffmpeg waits ten seconds for the first frame, and a selected one may lie minutes away.
-            given = sorted({0, *indices})
+            # imageio-ffmpeg waits ten seconds for the first frame, and a selected one may lie minutes away. The second
+            # brings the first one through the filter fps.
+            given = sorted({0, 1, *indices})
             select = _any_of([f"eq(n,{index})" for index in given])
             chain, numbers, limit = [f"select='{select}'", *chain], iter(given), ["-frames:v", str(len(given))]
         kind |= {"output_params": ["-vf", ",".join(["=".join(_DEINTERLACE), *chain, _EACH_ONCE]), *limit]}

@@ -367,6 +367,22 @@ def test_interlaced_frames_and_pixels_that_are_not_square_are_mended(package: st
 
 
 @pipes_stay_open
+@pytest.mark.parametrize("time", ["N+floor(N/4)", "if(lt(N,20),6*N,100+N)", "if(lte(N,10),N,N+8)"])
+def test_frames_keep_their_numbers_where_some_last_longer(time: str, tmp_path: Path) -> None:
+    """As of phones: each frame has its number as its grey level."""
+    count = 40
+    levels = np.repeat(np.arange(count, dtype=np.uint16) * (5 * 257) + 10_000, 64 * 48 * 3).reshape(count, 48, 64, 3)
+    options = ["-vf", f"settb=1/90000,setpts='({time})/30/TB'", "-fps_mode", "passthrough", "-enc_time_base", "1/90000"]
+    clip = read_video(ffmpeg_writes(tmp_path / "a.mov", levels, *options, "-pix_fmt", "yuv420p"))
+    ranges = [range(number, number + 1) for number in (2, 6, 11, 12, 17, 25, 38)]
+    names = video.write_more_frames(clip, tmp_path, ranges, lambda *_: None)
+    assert names == [f"frame_{part.start:06d}.png" for part in ranges]
+    for name, part in zip(names, ranges, strict=True):
+        grey = np.asarray(Image.open(tmp_path / name)).mean()
+        assert abs(grey - (5 * part.start + 10_000 / 257)) < 2.0, name
+
+
+@pipes_stay_open
 def test_every_ending_of_a_video_is_read(tmp_path: Path) -> None:
     film = ffmpeg_writes(tmp_path / "a.mkv", np.full((4, 32, 32, 3), 9000, np.uint16), "-pix_fmt", "yuv420p")
     for suffix in (*VIDEO_SUFFIXES, ".MTS"):
