@@ -8,13 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from splatcli.checkpoint.foreign.imported import Columns, ImportedModel, Load, Program, columns_of_tensors
+from splatcli.checkpoint.foreign.imported import Columns, ImportedModel, Load, Program, columns_of_tensors, has_line
 from splatcli.checkpoint.schema import problem_list
 from splatcli.errors import ModelFileError
 
 _NAMES = {name: f"splats.{name}" for name in ("means", "quats", "scales", "opacities", "sh0", "shN")}
 _SHARD = re.compile(r"ckpt_(\d+)_rank(\d+)\.pt")
 _STATS = re.compile(r"train_step0*(\d+)_rank(\d+)\.json")
+
+#: The trainer's settings, in the folder of its results, above ckpts/.
+SETTINGS = "cfg.yml"
 
 FRAME_NOTE = (
     "gsplat's trainer moves and scales scenes by default (normalize_world_space): the model's frame may "
@@ -55,6 +58,8 @@ def read_gsplat(stored: object, path: Path, load: Load) -> ImportedModel:
         Columns(*(torch.cat(some) for some in zip(*parts, strict=True))),
         parts=[len(part.means) for part in parts],
         names=_NAMES,
+        antialiased=has_line(path.parent.parent / SETTINGS, "antialiased: true"),
+        source=SETTINGS,
         notes=notes,
     )
 

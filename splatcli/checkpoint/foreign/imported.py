@@ -38,6 +38,8 @@ _UNIT = 1e-4
 _MIN_TELLING, _SWAPPED_RATIO = 100, 1.5
 #: Opacities are moved this far from 0 and 1, whose logits are infinite: the step of float32 above 1.
 _EDGE = 2.0**-23
+#: Characters of a file of settings that are read; some kilobytes are usual.
+_MAX_SETTINGS = 1 << 20
 #: A standard deviation of 0 is where exp() has underflown; it becomes the smallest normal float32.
 _SMALLEST = float(torch.finfo(torch.float32).tiny)
 
@@ -132,7 +134,7 @@ class ImportedModel:
     names: column -> the file's name for it. place: the words for a place in the file.
     declared: the file says that its values are raw.
     sealed: it also proves it, by a digest or by the way that its format encodes them: no part of them was activated.
-    antialiased: the file says that it was trained with opacity compensation.
+    antialiased: the file says that it was trained with opacity compensation, or another one of its run, ``source``.
     notes: remarks for the user.
     """
 
@@ -144,6 +146,7 @@ class ImportedModel:
     declared: bool = False
     sealed: bool = False
     antialiased: bool = False
+    source: str = "the file"
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -193,7 +196,8 @@ class ImportedModel:
 
     def remarks(self) -> list[str]:
         """Return remarks on opacity compensation, and on columns that look odd but prove nothing."""
-        found = ["it was trained antialiased, as the file says, and is rendered so"] if self.antialiased else []
+        said = f"it was trained antialiased, as {self.source} says, and is rendered so"
+        found = [said] if self.antialiased else []
         if len(self) < _MIN_TELLING:
             return found
         first, last = (float(self.columns.quats[:, i].abs().mean()) for i in (0, 3))
@@ -406,6 +410,16 @@ def _own(name: str, tensor: Tensor) -> Tensor:
 
 
 # --- what a program's module offers
+
+
+def has_line(file: Path, line: str) -> bool:
+    """Return whether a run's file of settings (YAML) is there and has this line, however it is indented."""
+    try:
+        with file.open(encoding="utf-8", errors="replace") as text:
+            return any(found.strip() == line for found in text.read(_MAX_SETTINGS).splitlines())
+    except OSError:
+        return False
+
 
 #: Opens another torch file, as safely as the first.
 Load = Callable[[Path], object]

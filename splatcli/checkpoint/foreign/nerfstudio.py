@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from splatcli.checkpoint.foreign.imported import ImportedModel, Load, Program, columns_of_tensors
+from splatcli.checkpoint.foreign.imported import ImportedModel, Load, Program, columns_of_tensors, has_line
 from splatcli.errors import ModelFileError
 from splatcli.gaussians import SH_C0
 
@@ -23,6 +23,9 @@ _NAMES = {
 _PREFIXES = ("_model.gauss_params.", "_model.", "_model.module.gauss_params.", "_model.module.")
 #: The very first version kept all SH coefficients in one tensor.
 _ALL_COLOURS = "colors_all"
+
+#: The run's settings, above nerfstudio_models/.
+SETTINGS = "config.yml"
 
 FRAME_NOTE = (
     "nerfstudio turns and scales scenes as it trains: the model's frame is that of its own run, not that of the "
@@ -58,6 +61,8 @@ def read_nerfstudio(stored: object, where: Path, load: Load) -> ImportedModel:
         "nerfstudio checkpoint" + (f", step {step}" if isinstance(step, int) else ""),
         columns,
         names=names,
+        antialiased=has_line(where.parent.parent / SETTINGS, "rasterize_mode: antialiased"),
+        source=SETTINGS,
         notes=[FRAME_NOTE],
     )
     if model.sh_degree == 0 and colours is None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from splatcli import Model
 from splatcli.checkpoint.foreign.imported import Columns, ImportedModel, ImportOptions, to_gaussians
 from splatcli.checkpoint.foreign.read import read_foreign
 from splatcli.errors import ModelFileError
@@ -95,6 +96,29 @@ def test_splatfacto_without_harmonics_has_colours_behind_a_sigmoid(tmp_path: Pat
     shown = 0.5 + 0.28209479177387814 * stored.columns.sh0
     torch.testing.assert_close(shown, tables.sh0.sigmoid(), rtol=0, atol=1e-6)
     assert any("were turned into SH coefficients" in note for note in stored.notes)
+
+
+@pytest.mark.parametrize(
+    ("write_run", "file", "settings", "line"),
+    [
+        (write_gsplat, "ckpts/ckpt_6999_rank0.pt", "cfg.yml", "antialiased: {}"),
+        (write_nerfstudio, "nerfstudio_models/step-000006999.ckpt", "config.yml", "    rasterize_mode: {}"),
+    ],
+)
+def test_the_settings_of_a_run_say_whether_it_was_trained_antialiased(
+    write_run: Callable[[Columns, Path], Path], file: str, settings: str, line: str, tmp_path: Path
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir()
+    write_run(tables_of(), path)
+    yes, no = ("antialiased", "classic") if write_run is write_nerfstudio else ("true", "false")
+    assert not Model.load(path).settings.antialiased
+    for value, expected in ((yes, True), (no, False)):
+        text = f"!!python/object:a.Config\nmodel:\n{line.format(value)}\nother: 1\n"
+        (tmp_path / settings).write_text(text, encoding="utf-8")
+        assert Model.load(path).settings.antialiased is expected
+        remark = f"it was trained antialiased, as {settings} says, and is rendered so"
+        assert (remark in to_gaussians(read_foreign(path), ImportOptions(), path)[1]) is expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
