@@ -160,11 +160,13 @@ class Report:
 
 
 def _model_facts(model: Model) -> dict[str, Any]:
+    from splatcli.formats.registry import bytes_on_disk
+
     checkpoint = model.checkpoint
     return {
         "path": model.path,
         "format": model.origin,
-        "bytes": _bytes_on_disk(model.path),
+        "bytes": bytes_on_disk(model.path),
         "num_gaussians": len(model.gaussians),
         "sh_degree": model.gaussians.sh_degree,
         "step": None if checkpoint is None else checkpoint.step,
@@ -175,14 +177,6 @@ def _format(facts: dict[str, Any]) -> str:
     """Return the format of a model; the size of a checkpoint includes more than Gaussians."""
     step = facts["step"]
     return str(facts["format"]) if step is None else f"{facts['format']} with optimizer state, step {step:,}"
-
-
-def _bytes_on_disk(path: Path) -> int:
-    """Return the size of a model, which may be several files: shards, or an unbundled SOG."""
-    from splatcli.checkpoint.foreign.gsplat import shards_of
-
-    files = path.parent.iterdir() if path.name == "meta.json" else shards_of(path)
-    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _name(path: Path) -> str:

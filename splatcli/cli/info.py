@@ -158,9 +158,11 @@ def _checkpoint_facts(model: Any) -> dict[str, Any]:
 
 
 def _table_facts(path: Path, means: Any, sh_degree: int) -> dict[str, Any]:
+    from splatcli.formats.registry import bytes_on_disk
+
     facts: dict[str, Any] = {
         "path": path,
-        "bytes": path.stat().st_size,
+        "bytes": bytes_on_disk(path),
         "num_gaussians": len(means),
         "sh_degree": sh_degree,
     }

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from splatcli.checkpoint.container import is_own
+from splatcli.checkpoint.foreign.gsplat import shards_of
 from splatcli.checkpoint.foreign.imported import ImportedModel
 from splatcli.checkpoint.foreign.read import newest_foreign, read_foreign
 from splatcli.errors import ModelFileError, UnreadableError, UsageError, from_os_error, os_errors
@@ -175,6 +176,15 @@ def newest_import(folder: Path) -> Path | None:
             raise _not_read(".lcc", path)
     indices = (folder / name for name in (streamed_sog.INDEX, "meta.json"))
     return newest_foreign(folder) or next((path for path in indices if path.is_file()), None)
+
+
+def bytes_on_disk(path: Path) -> int:
+    """Return the size of a model, which may be several files: shards, an unbundled SOG, or a streamed one."""
+    if path.name == streamed_sog.INDEX:
+        files = [*path.parent.rglob("*")]
+    else:
+        files = [*path.parent.iterdir()] if path.name == "meta.json" else shards_of(path)
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def import_model(path: Path, *, lenient: bool = False) -> ImportedModel:

@@ -174,6 +174,9 @@ def test_the_run_folders_of_other_programs_stand_for_their_newest_model(
     assert {facts["num_gaussians"] for facts in found.values()} == {len(trained.means)}
     assert {facts["kind"] for facts in found.values()} == {"foreign run"}
     assert f"--init {gsplat};" in found["gsplat"]["train_on"]
+    shards = [path.stat().st_size for path in (gsplat / "ckpts").glob("ckpt_6999_rank*.pt")]
+    assert len(shards) > 1
+    assert found["gsplat"]["bytes"] == sum(shards)
 
 
 def test_param_space_is_not_for_our_own_checkpoints(splat: Splat, finished_run: Path, tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ def test_the_finest_level_is_read_back(model: Path, tmp_path: Path, capfd: pytes
         assert run(["info", str(tmp_path / named), "--json"]) == 0
         facts = json.loads(capfd.readouterr().out.splitlines()[-1])
         assert (facts["kind"], facts["format"], facts["num_gaussians"]) == ("lod", "streamed SOG", 1000)
+        assert facts["bytes"] == sum(map(len, contents(tmp_path / "named").values()))
         assert run(["check", str(tmp_path / named), "--json"]) == 0
         checked = json.loads(capfd.readouterr().out.splitlines()[-1])
         assert checked["findings"][0]["path"] == str(tmp_path / "named/lod-meta.json")
