@@ -912,6 +912,10 @@ HAZARDS = {
     "st.global.u32 [%p1], %g;": ["two writes in global memory, between blocks", "between warps", "within a warp"],
     "atom.global.add.u32 %x3, [%p1], 1; ld.global.u32 %x3, [%p1];": ["a read after a write in global memory"],
     "st.global.u32 [%o], %i; ld.global.u32 %x3, [%o];": [],
+    # Both warps of the second block have read behind the first block's reads, and are ordered by their barrier.
+    "ld.global.u32 %x3, [%p1]; bar.sync 0; setp.eq.u32 %q1, %g, 96; @%q1 st.global.u32 [%p1], %i;": [
+        "a write after a read in global memory, between blocks"
+    ],
 }  # fmt: skip
 
 
