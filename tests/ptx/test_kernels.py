@@ -24,6 +24,7 @@ from tests.kernels import test_stages
 from tests.kernels.simt import Emulator, simulator
 from tests.kernels.test_mutants import CHECKS, DEVICE, STREAM, backend_of, everything, total_loss
 from tests.native.cases import adam_update, images_and_gradients
+from tests.ptx.every_kernel import check_every_kernel, entries
 from tests.ptx.huge import check_huge
 from tests.ptx.machine import NEEDS_NVCC, TWIN_FLAGS, kernel_library, load, machine
 from tests.rasterizer.fixed_budget import FixedBudget
@@ -115,6 +116,16 @@ def check_rows(library: Path) -> None:
         assert (adam.sh_last_step == 60).all()
 
 
+def check_all(library: Path) -> None:
+    """Every instance of every kernel runs, with the CPU's numbers; a new one that no check runs fails here."""
+    machine().clear_counts()
+    check_every_kernel(library)
+    check_streams(library)
+    ran = {kernel.name for kernel in machine().counts()}
+    assert len(entries(library)) > 50
+    assert entries(library) - ran == set()
+
+
 ALL_CHECKS: dict[str, Callable[[Path], None]] = {
     **CHECKS,
     "order": check_order,
@@ -123,6 +134,7 @@ ALL_CHECKS: dict[str, Callable[[Path], None]] = {
     "streams": check_streams,
     "counts": check_counts,
     "huge": check_huge,
+    "every kernel": check_all,
 }
 
 
@@ -144,9 +156,7 @@ def test_another_architecture_draws_the_cpus_picture(architecture: str) -> None:
     headers = source_root().rglob("*.*")
     asking = {path.name for path in headers if re.search(r"__CUDA_ARCH__ *[<>=]", path.read_text(encoding="utf-8"))}
     assert asking == {"blend.cuh"}, "no other unit needs to be tried"
-    library = kernel_library(units={"blend.cu": architecture}, flags=TWIN_FLAGS)
-    load(library)
-    CHECKS["picture"](library)
+    run_check("picture", kernel_library(units={"blend.cu": architecture}, flags=TWIN_FLAGS))
     assert machine().unknown("splat") == {}
 
 

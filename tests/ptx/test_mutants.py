@@ -268,6 +268,14 @@ MUTANTS = {
         "reinterpret_cast<const float4*>(isect_grads + (first + k) * kIsectGradSize);",
         "reinterpret_cast<const float4*>(isect_grads + int(first + k) * kIsectGradSize);",
     ),
+    # Rows of neighbouring warps.
+    "coefficients that are read with those of the next row": Mutant(
+        "every kernel",
+        "project.cu",
+        "kernels/geometry.cuh",
+        "const bool needed = q < kAlwaysQuads || shift > unsigned(4 * q - kUsed);",
+        "const bool needed = true;",
+    ),
     # Streams.
     "bands on the default stream": Mutant(
         "streams",
