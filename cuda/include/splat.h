@@ -120,7 +120,8 @@ typedef struct SplatFrame {
   int64_t* chunk_counts;       /* [M / SPLAT_CHUNK, 2] visible Gaussians; upper bound of their tile intersections */
   uint32_t* tiles_per_gauss;   /* [M] tiles of the Gaussian's box; after splat_bin its intersections in the tile rows */
   int64_t visible;             /* CPU: result. CUDA: capacity of the arrays over visible Gaussians, M */
-  int64_t max_isects;          /* capacity for tile intersections. CPU: result of splat_project, for the whole image */
+  int64_t max_isects;          /* capacity for tile intersections, CUDA: below 2^31. CPU: result of splat_project, for the
+                                  whole image */
   int64_t* counters;           /* [SPLAT_COUNTERS] CUDA only */
   /* splat_bin */
   void* workspace;             /* splat_bin_bytes() */

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from splatcli.errors import ResourceError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.backend import Backend
@@ -299,6 +300,16 @@ def test_too_little_room_raises_the_flag_and_writes_nothing_beyond_it() -> None:
     stages.context.project(stages.view, gaussians.map(lambda t: t + 1.0))
     assert torch.equal(stages.buffer("projected").view(torch.int32), before.view(torch.int32))
     assert counters.tolist()[2:] == [exact, 1]
+
+
+def test_room_that_the_sorts_cannot_count_is_refused() -> None:
+    gaussians, camera = random_scene(3, 30, sh_degree=0)
+    stages = TrainStepPipeline(simulated(), gaussians, camera, 0)
+    native = stages.context.native
+    native.max_isects = 2**31
+    native.workspace_bytes = 1 << 50
+    with pytest.raises(ResourceError, match=r"splat_bin: more than 2\^31 - 1 tile intersections"):
+        stages.context.backend.call("bin", stages.view, stages.arrays, native)
 
 
 def test_no_schedule_changes_a_bit_of_the_lists() -> None:

@@ -68,7 +68,8 @@ SPLAT_EXPORT int32_t splat_bin(const SplatCall* call, const SplatView* view, con
                                SplatFrame* frame) {
   if (const char* f = first_fault(call, view, gaussians, frame)) return fail(__func__, f);
   if (const char* f = lacking(gaussians, frame)) return fail(__func__, f);
-  if (frame->max_isects > int64_t(UINT32_MAX)) return fail(__func__, "more than 2^32 - 1 tile intersections");
+  // Blocks of the sorts count what is left for them in 32 bits, below zero where the room is not used.
+  if (frame->max_isects > INT32_MAX) return fail(__func__, "more than 2^31 - 1 tile intersections");
   const int64_t bytes = splat_bin_bytes(call, view, frame);
   if (bytes < 0) return -1;
   if (frame->workspace_bytes < bytes) return fail(__func__, "the workspace is too small");
