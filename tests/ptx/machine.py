@@ -35,6 +35,7 @@ from splatcli.errors import ResourceError
 from splatcli.native import build
 from splatcli.native.backend import load_library
 from splatcli.native.build_cuda import NoToolkitError, find_toolkit
+from splatcli.rasterizer.memory_budget import Arena
 
 SOURCES = Path(__file__).resolve().parent / "interpreter"
 
@@ -378,10 +379,11 @@ class Machine:
     def bounds(self) -> Iterator[None]:
         """An access of global memory outside every tensor whose data_ptr() was asked for inside the block is a fault.
 
-        The memory of those tensors stays until the end of the block, so that no other one comes to lie there.
+        The memory of those tensors stays until the end of the block, so that no other one comes to lie there. Buffers
+        that an Arena made inside the block have no slack, in which such an access would go unseen.
         """
         kept: dict[int, Any] = {}
-        original = torch.Tensor.data_ptr
+        original, begin = torch.Tensor.data_ptr, Arena.__init__
 
         def data_ptr(tensor: Tensor) -> int:
             pointer: int = original(tensor)
@@ -397,10 +399,11 @@ class Machine:
         self.native.ptx_forget_memory()
         self.native.ptx_check_memory(1)
         torch.Tensor.data_ptr = data_ptr  # type: ignore[method-assign, assignment]
+        Arena.__init__ = lambda arena, device, slack=0.0: begin(arena, device, 0.0)  # type: ignore[method-assign]
         try:
             yield
         finally:
-            torch.Tensor.data_ptr = original  # type: ignore[method-assign]
+            torch.Tensor.data_ptr, Arena.__init__ = original, begin  # type: ignore[method-assign]
             self.native.ptx_check_memory(0)
             self.native.ptx_forget_memory()
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from splatcli.native.backend import Backend
+from splatcli.rasterizer.memory_budget import Arena
 from tests.native.cases import images_and_gradients
 from tests.ptx.machine import NEEDS_NVCC, Fault, kernel_library, load, machine
 from tests.rasterizer.scenes import random_scene
@@ -44,6 +45,16 @@ def test_an_access_out_of_bounds_is_a_fault() -> None:
             module.run("sevens", [1], [41], out)
     with pytest.raises(Fault, match="null pointer"):
         module.run("sevens", [1], [1], None)
+
+
+def test_an_access_behind_what_was_asked_of_a_buffer_is_a_fault() -> None:
+    module = machine().module(SEVENS)
+    with machine().bounds():
+        out = Arena(torch.device("cpu")).take("numbers", 320, torch.int32)
+        module.run("sevens", [1], [320], out)
+        with pytest.raises(Fault, match=r"out of bounds of 4 bytes"):
+            module.run("sevens", [1], [321], out)
+    assert Arena(torch.device("cpu")).take("numbers", 320, torch.int32).numel() == 400
 
 
 def test_shipped_kernels_draw_the_cpus_picture() -> None:
