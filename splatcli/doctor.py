@@ -91,6 +91,7 @@ EXTRAS = (
     Extra("exr", "OpenEXR", "OpenEXR", "splat render --format exr"),
     Extra("usd", "pxr", "usd-core", "USD files"),
     Extra("spz", "zstandard", "zstandard", "SPZ files of version 4"),
+    Extra("tensorboard", "tensorboard", "tensorboard", "splat train --tensorboard"),
     Extra("lpips", "lpips", "lpips", "splat eval --lpips"),
     Extra("lightning", "lightning", "lightning", "runs as a LightningModule"),
 )

@@ -152,19 +152,18 @@ class Undo:
                 self.moved_aside.rename(self.path)
 
 
-def append_line(path: Path, record: dict[str, object]) -> None:
-    """Append a line; NaN and infinity become null. Raises OutputError, without a torn line, when there is no room."""
-    line = (json.dumps(_finite(record), allow_nan=False) + "\n").encode()
+def append(path: Path, data: bytes, *, what: str) -> None:
+    """Append all of ``data`` or nothing. Raises OutputError, which calls it ``what``."""
     try:
         with path.open("ab", buffering=0) as file:
             end = file.tell()
-            if file.write(line) != len(line):
+            if file.write(data) != len(data):
                 file.truncate(end)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         large = error.errno == errno.EFBIG
-        what = f"could not add to the metrics{'' if large else ' (disk full?)'}: {error.strerror}"
-        raise OutputError(what, where=path, remedy=ALLOW_LARGER if large else None) from None
+        text = f"could not add to the {what}{'' if large else ' (disk full?)'}: {error.strerror}"
+        raise OutputError(text, where=path, remedy=ALLOW_LARGER if large else None) from None
 
 
 def trim_lines(path: Path, step: int) -> None:
@@ -330,9 +329,9 @@ class RunDir:
         return path
 
     def append_metrics(self, record: dict[str, object]) -> None:
-        """Append a line to metrics.jsonl. Raises OutputError."""
+        """Append a line to metrics.jsonl; NaN and infinity become null. Raises OutputError."""
         self._require_place()
-        append_line(self.path / METRICS, record)
+        append(self.path / METRICS, (json.dumps(_finite(record), allow_nan=False) + "\n").encode(), what="metrics")
 
     def checkpoint_path(self, step: int) -> Path:
         return self.path / "ckpts" / f"ckpt_{step:06d}.pt"

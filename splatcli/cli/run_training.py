@@ -294,6 +294,7 @@ def resume_training(
     from splatcli.train.densify import check_strategy
     from splatcli.train.run_scene import data_to_resume, scene_folder
     from splatcli.train.start import check_loss_given
+    from splatcli.train.tensorboard import check_tensorboard
     from splatcli.train.trainer import Trainer
 
     _check_own_checkpoint(path)
@@ -313,6 +314,7 @@ def resume_training(
         requested = read_settings(assignments=overrides.settings)
         note_unused(config, requested, out)
         check_iterations(config, checkpoint.step)
+        check_tensorboard(config)
         _note_stop(stop_at, checkpoint.step, config.train.iterations, out)
         command = f"splat resume {shlex.quote(str(named))}"
         if checkpoint.step == config.train.iterations:

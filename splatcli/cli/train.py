@@ -269,6 +269,7 @@ def _checked(args: TrainArguments, ranks: int | None) -> tuple[Config, Callable[
     from splatcli.cli.run_training import check_batch
     from splatcli.config import NAMED_STARTS
     from splatcli.train.densify import check_strategy
+    from splatcli.train.tensorboard import check_tensorboard
 
     share: dict[str, Any] = {}
     if ranks is not None and "train.batch_size" not in args.settings:
@@ -280,6 +281,7 @@ def _checked(args: TrainArguments, ranks: int | None) -> tuple[Config, Callable[
     config = rebuild_config({})
     check_batch(config, ranks)
     check_strategy(config)
+    check_tensorboard(config)
     if args.stop_at is not None and args.max_time is None and args.stop_at > config.train.iterations:
         raise UsageError(
             f"the run ends at step {config.train.iterations:,}, before step {args.stop_at:,}",

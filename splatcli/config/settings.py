@@ -630,6 +630,11 @@ class TrainConfig(Section):
         description="Steps from one evaluation on the held-out views to the next; 0 evaluates at the end only. A "
         "refinement or opacity reset of the same step comes after it.",
     )
+    tensorboard: Annotated[bool, Flag("--tensorboard")] = Field(
+        False,
+        description="Write curves for TensorBoard to `tensorboard` in the run folder: loss, number of Gaussians, PSNR "
+        "and SSIM.",
+    )
 
 
 #: The settings of ViewsConfig that map the colours of an image, of which a run trains one at most.

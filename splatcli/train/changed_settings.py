@@ -13,7 +13,15 @@ from splatcli.train.run_scene import CONSENT
 from splatcli.train.state import TrainState
 
 #: Settings that affect no trained bit.
-_HARMLESS = ("save.", "guard.", "train.eval_every", "data.cache_bytes", "data.points", "memory.offload")
+_HARMLESS = (
+    "save.",
+    "guard.",
+    "train.eval_every",
+    "train.tensorboard",
+    "data.cache_bytes",
+    "data.points",
+    "memory.offload",
+)
 
 #: Settings that took effect before the first step.
 _FIXED_VIEWS = ("views.pose_opt", *(f"views.{name}" for name in COLOUR_MAPS))

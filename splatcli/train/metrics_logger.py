@@ -1,4 +1,4 @@
-"""MetricsLogger: the events that a run writes into metrics.jsonl."""
+"""MetricsLogger: the events that a run writes into metrics.jsonl, and the curves of them for TensorBoard."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from splatcli.scene.scene import Scene
 from splatcli.train.evaluate import protocol
 from splatcli.train.events import Alarmed, Evaluated, Event, Probed, RolledBack, SaveFailed, Stepped, ViewsCompared
 from splatcli.train.state import TrainState
+from splatcli.train.tensorboard import TensorBoardWriter
 
 #: Steps between two records of the loss.
 LOG_EVERY = 10
@@ -29,19 +30,23 @@ _NAMES = {
 class MetricsLogger:
     """Writes the events that pass through log(). A disk that takes no line raises one alarm, and training goes on.
 
-    clock: seconds; steps are written with those since start().
+    clock: seconds; steps are written with those since start(). curves: whether TensorBoard's are written, too.
     """
 
-    def __init__(self, run_dir: RunDir, scene: Scene, clock: Callable[[], float]) -> None:
+    def __init__(self, run_dir: RunDir, scene: Scene, clock: Callable[[], float], *, curves: bool) -> None:
         self._run_dir = run_dir
         self._scene = scene
         self._clock = clock
         self._started_at = clock()
+        self._first_step = 0
         self._lines_lost = False
+        self._wants_curves = curves
+        self._curves: TensorBoardWriter | None = None
 
-    def start(self) -> None:
-        """Start the clock anew."""
+    def start(self, step: int) -> None:
+        """Start the clock anew. step: steps are logged from the one after it."""
         self._started_at = self._clock()
+        self._first_step, self._curves = step, None
 
     def log(self, events: Iterable[Event], state: Callable[[], TrainState]) -> Iterator[Event]:
         """Yield ``events`` one by one; with the first line that is lost comes an alarm."""
@@ -50,6 +55,9 @@ class MetricsLogger:
             if record is not None:
                 try:
                     self._run_dir.append_metrics(record)
+                    if self._wants_curves:
+                        self._curves = self._curves or TensorBoardWriter(self._run_dir.path, self._first_step)
+                        self._curves.add(record)
                 except (OutputError, ResourceError) as error:
                     if not self._lines_lost:
                         self._lines_lost = True

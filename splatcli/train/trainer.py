@@ -57,6 +57,7 @@ from splatcli.train.sharding import gather_geometry, gather_state, sharding_grou
 from splatcli.train.start import check_loss_given, new_state, resumed_state
 from splatcli.train.state import TrainState
 from splatcli.train.step import Stepper
+from splatcli.train.tensorboard import check_tensorboard
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
@@ -165,6 +166,7 @@ class Trainer:
         strategy: StrategyFactory | None = None,
     ) -> None:
         check_same_run(group, state, scene)
+        check_tensorboard(state.config)
         if isinstance(engine, LossEngine):
             state.loss = engine.loss_name
         self.state = state
@@ -183,7 +185,8 @@ class Trainer:
         self._renderer = renderer or make_renderer(self._budget)
         self._build(state.config.memory.budget)
         self.checkpointer = Checkpointer(run_dir, clock) if self.is_rank0 else ReadOnlyCheckpointer(run_dir, clock)
-        self.metrics_logger = MetricsLogger(run_dir, scene, clock)
+        curves = self.is_rank0 and state.config.train.tensorboard
+        self.metrics_logger = MetricsLogger(run_dir, scene, clock, curves=curves)
         self.density = DensityControl(group)
         self.forecast = Forecast(
             statistics.fmean(state.cameras[i].width * state.cameras[i].height for i in state.train)
@@ -223,7 +226,7 @@ class Trainer:
                 self.group.check_heartbeats()
             return should_stop() or ("max-time" if self._clock() >= deadline else None)
 
-        self.metrics_logger.start()
+        self.metrics_logger.start(self.state.step)
         state, views = self.state, (len(self.state.train), len(self.state.test))
         device = str(state.gaussians.device)
         yield Started(state.step, state.config.train.iterations, state.count, *views, device, self.notes)

@@ -111,7 +111,7 @@ def test_machine_and_extras_are_described(splat: Splat, monkeypatch: pytest.Monk
     assert facts["memory_bytes"] > 2**28
     assert 1 <= facts["threads"] <= facts["cores"]
     assert facts["isa"] in ("avx512", "avx2", "neon", "portable")
-    assert list(facts["extras"]) == ["video", "heic", "geo", "exr", "usd", "spz", "lpips", "lightning"]
+    assert list(facts["extras"]) == ["video", "heic", "geo", "exr", "usd", "spz", "tensorboard", "lpips", "lightning"]
     text = splat("doctor").out
     for name, extra in facts["extras"].items():
         line = next(line for line in text.splitlines() if line.startswith(f"{name:<9}  "))
