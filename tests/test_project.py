@@ -51,6 +51,20 @@ def test_the_workflow_runs_what_a_change_has_to_pass() -> None:
     assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
+def test_the_release_publishes_what_was_tested_and_built() -> None:
+    jobs = load(".github/workflows/release.yml")["jobs"]
+    assert jobs["test"]["uses"] == "./.github/workflows/ci.yml"
+    assert "workflow_call" in load(".github/workflows/ci.yml")[True]  # YAML takes the key "on" for a boolean
+    assert sorted(jobs["publish"]["needs"]) == ["build", "test"]
+    commands = [step["run"] for step in jobs["build"]["steps"] if "run" in step]
+    version = next(command for command in commands if command.startswith("test "))
+    command = version.replace(".venv/bin/python", sys.executable)
+    for tag, code in ((f"v{__version__}", 0), ("v9.9", 1)):
+        done = subprocess.run(["bash", "-c", command], cwd=ROOT, env=os.environ | {"GITHUB_REF_NAME": tag}, check=False)
+        assert done.returncode == code
+    assert commands.index("make wheel FLAGS=--no-cuda") > commands.index(version)
+
+
 def test_a_job_that_requires_nvcc_does_not_pass_by_skipping(tmp_path: Path) -> None:
     (tmp_path / "no_nvcc_here.py").write_text("from splatcli.native import build_cuda\nbuild_cuda._candidates = list\n")
     tests = ["tests/kernels/test_nvcc.py", "tests/kernels/test_noise.py", "tests/native/test_device_headers.py"]
