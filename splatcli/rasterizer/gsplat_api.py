@@ -19,6 +19,7 @@ from torch import Tensor
 from splatcli.errors import UsageError
 from splatcli.gaussians import SH_C0, SHN_COUNTS, Gaussians
 from splatcli.rasterizer.context import Z_FAR
+from splatcli.rasterizer.graph_break import graph_break
 from splatcli.rasterizer.gsplat_ops import fully_fused_projection, spherical_harmonics
 from splatcli.rasterizer.gsplat_tiles import isect_offset_encode, isect_tiles, rasterize_to_pixels
 from splatcli.rasterizer.reference import BLUR, other_pixels
@@ -70,6 +71,7 @@ _LOCAL: dict[str, Any] = {"radius_clip": 0.0, "eps2d": BLUR, "covars": None}
 TILE_SIZE = 16
 
 
+@graph_break
 def rasterization(
     means: Tensor,
     quats: Tensor | None,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from splatcli.rasterizer.context import Z_FAR
+from splatcli.rasterizer.graph_break import graph_break
 from splatcli.rasterizer.reference import ALPHA_MIN, BLUR, JACOBIAN_MARGIN, other_pixels
 from splatcli.rotation import rotation_matrices
 from splatcli.scene.camera import MODELS, NEAR
@@ -27,6 +28,7 @@ def refuse(function: str, name: str, value: object, remedy: str) -> NotImplement
     return NotImplementedError(f"{function}: {name}={text} is not supported; {remedy}")
 
 
+@graph_break
 def spherical_harmonics(
     degrees_to_use: int,
     means: Tensor | None = None,
@@ -83,6 +85,7 @@ def spherical_harmonics(
     return sums if masks is None else torch.where(masks[..., None], sums, 0.0)
 
 
+@graph_break
 def fully_fused_projection(
     means: Tensor,
     covars: Tensor | None,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from splatcli.native import abi
 from splatcli.rasterizer.context import RasterContext, tile_rows_of
+from splatcli.rasterizer.graph_break import graph_break
 from splatcli.rasterizer.gsplat_ops import refuse
 from splatcli.rasterizer.reference import ALPHA_MAX, ALPHA_MIN, TRANSMITTANCE_MIN
 from splatcli.rasterizer.rendering import backend_for
@@ -29,6 +30,7 @@ _DEPTH_BITS = 32
 _BLOCKS = 4
 
 
+@graph_break
 @torch.no_grad()
 def isect_tiles(
     means2d: Tensor,
@@ -90,6 +92,7 @@ def isect_offset_encode(isect_ids: Tensor, n_images: int, tile_width: int, tile_
     return begins.int().view(n_images, tile_height, tile_width)
 
 
+@graph_break
 def rasterize_to_pixels(
     means2d: Tensor,
     conics: Tensor,
@@ -324,6 +327,7 @@ def _fill_absgrad(means2d: Tensor, images: list[tuple[Tensor, _ImageLists]]) -> 
     means2d.register_hook(fill)  # type: ignore[no-untyped-call]
 
 
+@graph_break
 @torch.no_grad()
 def rasterize_to_indices_in_range(
     range_start: int,

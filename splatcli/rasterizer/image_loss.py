@@ -14,6 +14,7 @@ from torch import Tensor
 from splatcli.native import abi
 from splatcli.native.backend import Backend, address
 from splatcli.native.build import NoCompilerError
+from splatcli.rasterizer.graph_break import graph_break
 from splatcli.rasterizer.reference import image_loss_reference, ssim_map_reference
 from splatcli.rasterizer.rendering import backend_for
 
@@ -23,6 +24,7 @@ _log = logging.getLogger(__name__)
 _BORDERS = {"same": 0, "valid": 5}
 
 
+@graph_break
 def fused_ssim(img1: Tensor, img2: Tensor, padding: Literal["same", "valid"] = "same", train: bool = True) -> Tensor:
     """Return the mean structural similarity of two stacks of images [B, C, H, W] in 0..1, a scalar tensor.
 
@@ -37,6 +39,7 @@ def fused_ssim(img1: Tensor, img2: Tensor, padding: Literal["same", "valid"] = "
     return 1.0 - _image_loss(img1, img2, 1.0, padding, train=train)
 
 
+@graph_break
 def l1_ssim_loss(
     img1: Tensor, img2: Tensor, ssim_lambda: float = 0.2, padding: Literal["same", "valid"] = "same"
 ) -> Tensor:

@@ -16,6 +16,7 @@ from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.filter_3d import apply_filter_3d
+from splatcli.rasterizer.graph_break import graph_break
 from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.reference import render_reference
 from splatcli.scene.camera import Camera
@@ -58,6 +59,7 @@ class Projected:
     absgrad: Tensor
 
 
+@graph_break
 def render(
     gaussians: Gaussians,
     camera: Camera,

@@ -23,6 +23,7 @@ from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.batch import FlatSums, Outcome, apply_mean
 from splatcli.rasterizer.context import RasterContext, view_of
+from splatcli.rasterizer.graph_break import graph_break
 from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.rendering import Render, backend_for
 from splatcli.rasterizer.step_inputs import StepInputs
@@ -287,6 +288,7 @@ class _Rendering:
         )
 
 
+@graph_break
 def render_sharded(
     group: ProcessGroup,
     gaussians: Gaussians,
