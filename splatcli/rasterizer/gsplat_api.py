@@ -19,9 +19,9 @@ from torch import Tensor
 from splatcli.errors import UsageError
 from splatcli.gaussians import SH_C0, SHN_COUNTS, Gaussians
 from splatcli.rasterizer.context import Z_FAR
-from splatcli.rasterizer.graph_break import graph_break
 from splatcli.rasterizer.gsplat_ops import fully_fused_projection, spherical_harmonics
 from splatcli.rasterizer.gsplat_tiles import isect_offset_encode, isect_tiles, rasterize_to_pixels
+from splatcli.rasterizer.opaque import graph_break, once_differentiable
 from splatcli.rasterizer.reference import BLUR, other_pixels
 from splatcli.rasterizer.rendering import Projected, Render, ViewRender
 from splatcli.rasterizer.sharded import render_sharded
@@ -822,7 +822,7 @@ class _Means2d(torch.autograd.Function):
         return projections.means2d.clone(), shares
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, v_means2d: Tensor | None, v_shares: Tensor | None) -> tuple[Tensor | None, ...]:
         if v_means2d is None:
             return None, None, None, None, None, None, None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from splatcli.rasterizer.context import Z_FAR
-from splatcli.rasterizer.graph_break import graph_break
+from splatcli.rasterizer.opaque import graph_break
 from splatcli.rasterizer.reference import ALPHA_MIN, BLUR, JACOBIAN_MARGIN, other_pixels
 from splatcli.rotation import rotation_matrices
 from splatcli.scene.camera import MODELS, NEAR

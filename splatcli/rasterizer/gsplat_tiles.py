@@ -15,8 +15,8 @@ from torch import Tensor
 
 from splatcli.native import abi
 from splatcli.rasterizer.context import RasterContext, tile_rows_of
-from splatcli.rasterizer.graph_break import graph_break
 from splatcli.rasterizer.gsplat_ops import refuse
+from splatcli.rasterizer.opaque import graph_break, once_differentiable
 from splatcli.rasterizer.reference import ALPHA_MAX, ALPHA_MIN, TRANSMITTANCE_MIN
 from splatcli.rasterizer.rendering import backend_for
 
@@ -288,7 +288,7 @@ class _BlendLists(torch.autograd.Function):
         return image, alpha
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, v_image: Tensor | None, v_alpha: Tensor | None) -> tuple[Tensor | None, ...]:
         background, image, alpha, conics, opacities, colors = ctx.saved_tensors
         context, own = ctx.context, ctx.own

@@ -14,7 +14,7 @@ from torch import Tensor
 from splatcli.native import abi
 from splatcli.native.backend import Backend, address
 from splatcli.native.build import NoCompilerError
-from splatcli.rasterizer.graph_break import graph_break
+from splatcli.rasterizer.opaque import graph_break, once_differentiable
 from splatcli.rasterizer.reference import image_loss_reference, ssim_map_reference
 from splatcli.rasterizer.rendering import backend_for
 
@@ -122,7 +122,7 @@ class _ImageLoss(torch.autograd.Function):
         return value
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return None, None, None, *(None if v is None else v * grad for v in ctx.saved_tensors)
 

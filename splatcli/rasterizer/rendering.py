@@ -16,8 +16,8 @@ from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.filter_3d import apply_filter_3d
-from splatcli.rasterizer.graph_break import graph_break
 from splatcli.rasterizer.memory_budget import MemoryBudget
+from splatcli.rasterizer.opaque import graph_break, once_differentiable
 from splatcli.rasterizer.reference import render_reference
 from splatcli.scene.camera import Camera
 
@@ -316,7 +316,7 @@ class _Rasterize(torch.autograd.Function):
         return image, alpha, depth
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         background, viewmat, image, alpha, depth, colors, *parameters = ctx.saved_tensors
         context: RasterContext = ctx.view_render.context

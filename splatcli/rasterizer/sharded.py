@@ -23,8 +23,8 @@ from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.batch import FlatSums, Outcome, apply_mean
 from splatcli.rasterizer.context import RasterContext, view_of
-from splatcli.rasterizer.graph_break import graph_break
 from splatcli.rasterizer.memory_budget import MemoryBudget
+from splatcli.rasterizer.opaque import graph_break, once_differentiable
 from splatcli.rasterizer.rendering import Render, backend_for
 from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.rasterizer.train_step import TrainStepPipeline
@@ -354,7 +354,7 @@ class _RenderSharded(torch.autograd.Function):
         return image, alpha, depth
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         background, image, alpha, depth, *parameters = ctx.saved_tensors
         context, view = ctx.own

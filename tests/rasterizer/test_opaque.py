@@ -1,6 +1,8 @@
-"""torch.compile() of a program that renders: the same figures and gradients, and nothing of the renderer is traced.
+"""How torch treats functions whose work is in the native library.
 
-Warnings are errors in these tests, and dynamo warns of most of what it would find in the renderer.
+torch.compile() of a program that renders gives the same figures and gradients, and traces nothing of the renderer:
+warnings are errors in these tests, and dynamo warns of most of what it would find there. Gradients of gradients are an
+error.
 """
 
 from __future__ import annotations
@@ -85,3 +87,34 @@ def test_a_program_that_compiles_nothing_does_not_import_dynamo() -> None:
         "sys.exit('torch._dynamo' in sys.modules)",
     )
     assert subprocess.run([sys.executable, "-c", "\n".join(lines)], check=False).returncode == 0
+
+
+def image_of(means: Tensor, colours: Tensor) -> Tensor:
+    count = len(means)
+    return rasterization(
+        means,
+        torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(count, 4),
+        torch.full((count, 3), 0.1),
+        torch.full((count,), 0.7),
+        colours[:, 0],
+        torch.eye(4)[None],
+        torch.tensor([[[FOCAL, 0.0, WIDTH / 2], [0.0, FOCAL, HEIGHT / 2], [0.0, 0.0, 1.0]]]),
+        WIDTH,
+        HEIGHT,
+    )[0]
+
+
+def likeness_of(means: Tensor, colours: Tensor) -> Tensor:
+    return fused_ssim(means[None, None], colours[None, None, :, 0])
+
+
+@pytest.mark.parametrize("program", [image_of, program_of_raw_parameters, likeness_of])
+@pytest.mark.parametrize("loss", [torch.sum, lambda values: values.square().sum()], ids=["sum", "squares"])
+def test_gradients_of_gradients_are_an_error(program: Program, loss: Callable[[Tensor], Tensor]) -> None:
+    """A penalty on a gradient would have no effect where the incoming gradients are constants, as those of a sum."""
+    generator = torch.Generator().manual_seed(1)
+    means = (torch.randn(50, 3, generator=generator) * 0.5 + torch.tensor([0.0, 0.0, 4.0])).requires_grad_()
+    value = loss(program(means, torch.randn(50, 4, 3, generator=generator)))
+    (gradient,) = torch.autograd.grad(value, means, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        (value + gradient.square().sum()).backward()
