@@ -144,7 +144,7 @@ def _run(backend: Any, case: Case, rounds: int) -> tuple[Any, float]:
     for _ in range(rounds):
         started = time.thread_time()
         if case.kind == "views":
-            batch.step(gaussians, adam, case.views, inputs.__getitem__)
+            batch.step(gaussians, adam, [one.camera for one in inputs], inputs.__getitem__)
         else:
             single.step(gaussians, adam, inputs[0])
         times.append(time.thread_time() - started)

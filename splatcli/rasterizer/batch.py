@@ -8,7 +8,7 @@ processes, one included.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,9 @@ from splatcli.gaussians import Gaussians
 from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.memory_budget import MemoryBudget
-from splatcli.rasterizer.rendering import backend_for
 from splatcli.rasterizer.step_inputs import DensifyStats, StepInputs
 from splatcli.rasterizer.train_step import TrainStepPipeline
+from splatcli.scene.camera import Camera
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
@@ -49,6 +49,8 @@ class BatchEngine:
     group: the processes that share the views; None: this one renders them all.
     """
 
+    group: ProcessGroup | None
+
     def __init__(
         self, backend: Backend, *, budget: MemoryBudget | None = None, group: ProcessGroup | None = None
     ) -> None:
@@ -58,62 +60,98 @@ class BatchEngine:
         self._total: FlatSums | None = None
 
     def step(
-        self, gaussians: Gaussians, adam: AdamState, views: int, inputs_of: Callable[[int], StepInputs]
+        self,
+        gaussians: Gaussians,
+        adam: AdamState,
+        cameras: Sequence[Camera],
+        inputs_of: Callable[[int], StepInputs],
     ) -> Outcome:
-        """Take one step of Adam along the mean gradient of ``views`` views, and sum up their statistics.
+        """Take one step of Adam along the mean gradient of the views of ``cameras``, and sum up their statistics.
 
-        views: at least as many as the group has processes.
-        inputs_of: the inputs of view i, 0 to ``views`` - 1, requested for this process' views only. All but camera,
-            target and what belongs to them must be the same everywhere.
+        cameras: at least as many as the group has processes, the same in all.
+        inputs_of: the inputs of view i, requested for this process' views only: r, r + size, ... in process r. All but
+            camera, target and what belongs to them must be the same everywhere.
         """
         rank, size = (0, 1) if self.group is None else (self.group.rank, self.group.size)
-        if views < size:
-            raise ValueError(f"{views} views are too few for {size} processes")
+        if len(cameras) < size:
+            raise ValueError(f"{len(cameras)} views are too few for {size} processes")
         own, total = self._buffers(gaussians)
-        self._pipeline.follow_stream(own.flat, total.flat)
+        self._pipeline.follow_stream(own.flat, total.flat, *self._tensors())
         total.flat.zero_()
         results: list[list[float]] = []
         v_params: list[Tensor] = []
         shared: StepInputs | None = None
-        for first in range(0, views, size):
-            present = min(size, views - first)
-            numbers, problem = [0.0, 0.0], None
+        for first in range(0, len(cameras), size):
+            batch = cameras[first : first + size]
+            inputs: StepInputs | None = None
+            problem: Exception | None = None
             try:
-                if rank < present:
+                if rank < len(batch):
                     inputs = inputs_of(first + rank)
-                    shared = shared or inputs
-                    numbers = self._gradients(gaussians, adam, inputs, own)
             except Exception as error:
                 if self.group is None:
                     raise
                 problem = error
-            results += self._all_gather_scalars(numbers, problem)[:present]
-            self._add(total, own, present)
+            shared = shared or inputs
+            results += self._round(gaussians, adam, batch, inputs, shared, problem)[: len(batch)]
             if shared is not None and shared.view_params is not None:
-                v_params += self._all_gather(self._pipeline.v_params)[:present]
+                v_params += self._all_gather(self._pipeline.v_params)[: len(batch)]
         assert shared is not None
-        if self.group is not None:
-            self.group.all_gather_parts(total.flat)
-        apply_mean(self._pipeline, gaussians, adam, total, views, shared)
+        self._gather_sums(total)
+        self._apply_mean(gaussians, adam, total, len(cameras), shared)
         return Outcome([loss for loss, _ in results], int(max(isects for _, isects in results)), v_params or None)
 
-    def _gradients(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs, own: FlatSums) -> list[float]:
-        """Return loss and tile intersections of a view, and fill ``own`` with its gradients and statistics."""
-        own.stats.grad2d.zero_()
-        own.stats.count.zero_()
-        own_inputs = replace(inputs, stats=None if inputs.stats is None else own.stats)
-        pipeline = self._pipeline
-        job = pipeline.run(gaussians, adam, adam.step + 1, own_inputs, gradients=own.gradients)
-        return [pipeline.step_loss(job, inputs), float(pipeline.context.native.max_isects)]
+    def _round(
+        self,
+        gaussians: Gaussians,
+        adam: AdamState,
+        cameras: Sequence[Camera],
+        inputs: StepInputs | None,
+        shared: StepInputs | None,
+        problem: Exception | None,
+    ) -> list[list[float]]:
+        """Add the gradients of one view of each process to the sums; return [loss, isects] of each process' view.
 
-    def _all_gather_scalars(self, numbers: list[float], problem: Exception | None) -> list[list[float]]:
-        return [numbers] if self.group is None else self.group.all_gather_scalars("a view", numbers, problem)
-
-    def _add(self, total: FlatSums, own: FlatSums, present: int) -> None:
+        cameras: of these views. inputs: of this process' view; None without one. shared: the first inputs of this step
+            here; None where ``problem``, an error of this process that is raised in all, came before them.
+        """
+        own, total = self._buffers(gaussians)
+        numbers = [0.0, 0.0]
+        try:
+            if inputs is not None:
+                own.stats.zero_()
+                own_inputs = replace(inputs, stats=None if inputs.stats is None else own.stats)
+                job = self._pipeline.run(gaussians, adam, adam.step + 1, own_inputs, gradients=own.gradients)
+                numbers = [self._pipeline.step_loss(job, inputs), float(self._pipeline.context.native.max_isects)]
+        except Exception as error:
+            if self.group is None:
+                raise
+            problem = error
         if self.group is None:
             total.flat += own.flat
-        else:
-            self.group.reduce_scatter_in_order(total.flat, own.flat, present)
+            return [numbers]
+        results = self.group.all_gather_scalars("a view", numbers, problem)
+        self.group.reduce_scatter_in_order(total.flat, own.flat, len(cameras))
+        return results
+
+    def _gather_sums(self, total: FlatSums) -> None:
+        """Bring together the sums, of which each process has a part."""
+        if self.group is not None:
+            self.group.all_gather_parts(total.flat)
+
+    def _apply_mean(
+        self, gaussians: Gaussians, adam: AdamState, total: FlatSums, views: int, shared: StepInputs
+    ) -> None:
+        """Update by Adam along the mean of ``views`` gradients, whose sum is ``total``; add up their statistics.
+
+        shared: the inputs of any of the views; what differs between them is not used.
+        """
+        if shared.stats is not None:
+            shared.stats.grad2d += total.stats.grad2d
+            shared.stats.count += total.stats.count
+        for _, gradient in total.gradients.items():
+            gradient /= views
+        self._pipeline.apply_gradients(gaussians, total.gradients, adam, shared)
 
     def _all_gather(self, own: Tensor) -> list[Tensor]:
         return [own.cpu().clone()] if self.group is None else self.group.all_gather(own.cpu())
@@ -125,6 +163,10 @@ class BatchEngine:
             shares = 1 if self.group is None else self.group.size
             self._own, self._total = FlatSums(gaussians, shares), FlatSums(gaussians, shares)
         return self._own, self._total
+
+    def _tensors(self) -> list[Tensor]:
+        """Return the memory that is reused from step to step, beside the pipeline's and the sums."""
+        return []
 
 
 class FlatSums:
@@ -148,37 +190,3 @@ class FlatSums:
     def fits(self, gaussians: Gaussians) -> bool:
         """Return whether it has the shapes and the device of ``gaussians``."""
         return self.gradients.shN.shape == gaussians.shN.shape and self.flat.device == gaussians.device
-
-
-def apply_mean(
-    pipeline: TrainStepPipeline, gaussians: Gaussians, adam: AdamState, total: FlatSums, views: int, shared: StepInputs
-) -> None:
-    """Update by Adam along the mean of ``views`` gradients, whose sum is ``total``; add up their statistics.
-
-    shared: the inputs of any of the views; what differs between them is not used.
-    """
-    if shared.stats is not None:
-        shared.stats.grad2d += total.stats.grad2d
-        shared.stats.count += total.stats.count
-    for _, gradient in total.gradients.items():
-        gradient /= views
-    apply_gradients(pipeline, gaussians, total.gradients, adam, shared)
-
-
-def apply_gradients(
-    pipeline: TrainStepPipeline, gaussians: Gaussians, gradients: Gaussians, adam: AdamState, inputs: StepInputs
-) -> None:
-    """Take one step of Adam along ``gradients`` on all rows, with the regularisation and the noise of ``inputs``."""
-    adam.flush(gaussians, inputs.lrs["shN"])
-    pipeline.apply(gaussians, gradients, adam, inputs)
-    adam.step += 1
-    adam.sh_last_step.fill_(adam.step)
-    if inputs.regularisation.noise > 0.0:
-        pipeline.noise(gaussians, adam.step, inputs)
-
-
-def batch_engine_for(
-    device: torch.device, budget: MemoryBudget | None = None, group: ProcessGroup | None = None
-) -> BatchEngine:
-    """Return the engine of a device. Raises ResourceError where there are no kernels for it, or no compiler."""
-    return BatchEngine(backend_for(device), budget=budget, group=group)

@@ -12,7 +12,6 @@ from splatcli.errors import UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.batch import apply_gradients
 from splatcli.rasterizer.reference_engine import recolour_reference, with_terms
 from splatcli.rasterizer.rendering import ViewRender, backend_for
 from splatcli.rasterizer.step_inputs import DensifyStats, StepInputs, SyncEngine
@@ -103,7 +102,7 @@ class LossEngine(SyncEngine):
             _add_stats(stats, rendered, _grad(probe), inputs)
         v_pose = None if pose is None else _grad(pose).to(self._backend.dtype).cpu()
         v_colours = None if colours is None else _grad(colours).cpu()
-        apply_gradients(self._pipeline, gaussians, gradients, adam, inputs)
+        self._pipeline.apply_gradients(gaussians, gradients, adam, inputs)
         if view_params is not None:
             view_params.apply_grad(v_pose, v_colours)
         self.isects = int(rendered.context.native.max_isects)

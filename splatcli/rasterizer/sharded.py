@@ -8,7 +8,7 @@ bits are those of one process that holds all Gaussians. ShardedEngine trains so,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +21,12 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.batch import FlatSums, Outcome, apply_mean
+from splatcli.rasterizer.batch import BatchEngine, FlatSums
 from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.opaque import graph_break, once_differentiable
 from splatcli.rasterizer.rendering import Render, backend_for
 from splatcli.rasterizer.step_inputs import StepInputs
-from splatcli.rasterizer.train_step import TrainStepPipeline
 from splatcli.scene.camera import MODELS, Camera
 
 if TYPE_CHECKING:
@@ -97,66 +96,44 @@ def take_sums(context: RasterContext, slots: Tensor, returned: Tensor) -> None:
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-class ShardedEngine:
-    """Training steps on several views, on any device that has kernels; each is done when step() returns.
+class ShardedEngine(BatchEngine):
+    """Training steps on several views by processes that hold a shard of the Gaussians each.
 
-    group: the processes. Each passes its own rows, and calls the methods as often as the others.
+    gaussians, adam: of step(), this process' rows. No pose is trained.
     """
 
+    group: ProcessGroup
+
     def __init__(self, backend: Backend, group: ProcessGroup, *, budget: MemoryBudget | None = None) -> None:
-        self.group = group
+        super().__init__(backend, budget=budget, group=group)
         self._budget = budget
-        self._pipeline = TrainStepPipeline(backend, budget)
         #: Projects this process' Gaussians for one view after another.
         self._projection = RasterContext(backend, budget)
-        self._own: FlatSums | None = None
-        self._total: FlatSums | None = None
 
-    def step(
+    def _round(
         self,
         gaussians: Gaussians,
         adam: AdamState,
         cameras: Sequence[Camera],
-        inputs_of: Callable[[int], StepInputs],
-    ) -> Outcome:
-        """Take one step of Adam along the mean gradient of the views of ``cameras``, and sum up their statistics.
-
-        gaussians, adam: this process' rows. cameras: at least as many as there are processes, the same in all.
-        inputs_of: the inputs of view i, requested for this process' views only: r, r + size, ... in process r.
-            All but camera, target and what belongs to them must be the same everywhere; no pose is trained.
-        """
-        rank, size = self.group.rank, self.group.size
-        if len(cameras) < size:
-            raise ValueError(f"{len(cameras)} views are too few for {size} processes")
+        inputs: StepInputs | None,
+        shared: StepInputs | None,
+        problem: Exception | None,
+    ) -> list[list[float]]:
         own, total = self._buffers(gaussians)
-        self._pipeline.follow_stream(own.flat, total.flat, *self._projection.tensors())
-        total.flat.zero_()
-        results: list[list[float]] = []
-        v_params: list[Tensor] = []
-        shared: StepInputs | None = None
-        for first in range(0, len(cameras), size):
-            batch = cameras[first : first + size]
-            inputs: StepInputs | None = None
-            problem: Exception | None = None
-            try:
-                if rank < len(batch):
-                    inputs = inputs_of(first + rank)
-            except Exception as error:
-                problem = error
-            shared = shared or inputs
-            seen, projected, counts = self._project(gaussians, self._views(gaussians, batch, shared), problem)
-            numbers, sums, counts = self._blend(inputs, projected, counts)
-            results += numbers[: len(batch)]
-            assert shared is not None
-            for view, returned in zip(seen, torch.split(sums, counts), strict=False):
-                self._gradients(view, returned, shared, own)
-                total.flat += own.flat
-            del projected, sums
-            if shared.view_params is not None:
-                v_params += self.group.all_gather(self._pipeline.v_params.cpu())[: len(batch)]
+        views = [] if shared is None else [self._pipeline.view(gaussians, camera, shared) for camera in cameras]
+        seen, projected, counts = self._project(gaussians, views, problem)
+        numbers, sums, counts = self._blend(inputs, projected, counts)
         assert shared is not None
-        apply_mean(self._pipeline, gaussians, adam, total, len(cameras), shared)
-        return Outcome([loss for loss, _ in results], int(max(isects for _, isects in results)), v_params or None)
+        for view, returned in zip(seen, torch.split(sums, counts), strict=False):
+            self._gradients(view, returned, shared, own)
+            total.flat += own.flat
+        return numbers
+
+    def _gather_sums(self, total: FlatSums) -> None:
+        pass  # each process has those of its rows
+
+    def _tensors(self) -> list[Tensor]:
+        return self._projection.tensors()
 
     @torch.no_grad()
     def render(
@@ -181,10 +158,6 @@ class ShardedEngine:
         except Exception as error:
             return None, error
         return image, None
-
-    def _views(self, gaussians: Gaussians, cameras: Sequence[Camera], shared: StepInputs | None) -> list[abi.View]:
-        """Return the views of a round, of all processes; none where this process has failed before its first one."""
-        return [] if shared is None else [self._pipeline.view(gaussians, camera, shared) for camera in cameras]
 
     def _project(
         self, gaussians: Gaussians, views: Sequence[abi.View], problem: Exception | None
@@ -238,8 +211,7 @@ class ShardedEngine:
     def _gradients(self, view: ProjectedView, returned: Tensor, shared: StepInputs, own: FlatSums) -> None:
         """Fill ``own`` with the gradients and statistics of this process' Gaussians in a view."""
         context = self._projection
-        own.stats.grad2d.zero_()
-        own.stats.count.zero_()
+        own.stats.zero_()
         stats = None if shared.stats is None else own.stats
         view.restore(context, returned)
         context.native.with_abs = shared.absgrad and stats is not None
@@ -250,18 +222,6 @@ class ShardedEngine:
             grad2d=None if stats is None else stats.grad2d,
             count=None if stats is None else stats.count,
         )
-
-    def _buffers(self, gaussians: Gaussians) -> tuple[FlatSums, FlatSums]:
-        """Return memory for a view's gradients and for their sum, the same as in the last step unless N changed."""
-        if self._own is None or self._total is None or not self._own.fits(gaussians):
-            self._own = self._total = None  # free the old ones first
-            self._own, self._total = FlatSums(gaussians), FlatSums(gaussians)
-        return self._own, self._total
-
-
-def sharded_engine_for(device: torch.device, group: ProcessGroup, budget: MemoryBudget | None = None) -> ShardedEngine:
-    """Return the engine of a device. Raises ResourceError where there are no kernels for it, or no compiler."""
-    return ShardedEngine(backend_for(device), group, budget=budget)
 
 
 # --- rendering --------------------------------------------------------------------------------------------------------

@@ -45,6 +45,11 @@ class DensifyStats:
     def __len__(self) -> int:
         return self.grad2d.shape[0]
 
+    def zero_(self) -> None:
+        """Begin anew, in the same memory."""
+        self.grad2d.zero_()
+        self.count.zero_()
+
     def mean_grad2d(self) -> Tensor:
         """Return [N] the mean gradient norm over the views that saw the Gaussian; 0 where none did."""
         return self.grad2d / self.count.clamp(min=1.0)

@@ -184,10 +184,15 @@ class TrainStepPipeline:
         l1, ssim = self.l1_ssim.tolist() if self.backend.deferred else (job.l1, job.ssim)
         return total_loss(inputs.ssim_lambda, l1, ssim) + (0.0 if inputs.depth is None else float(self.depth_term))
 
-    def apply(self, gaussians: Gaussians, gradients: Gaussians, adam: AdamState, inputs: StepInputs) -> None:
-        """Apply Adam's next step in place on parameters and moments; the caller advances adam.step."""
+    def apply_gradients(self, gaussians: Gaussians, gradients: Gaussians, adam: AdamState, inputs: StepInputs) -> None:
+        """Take a step of Adam along ``gradients`` on all rows, with the regularisation and the noise of ``inputs``."""
+        adam.flush(gaussians, inputs.lrs["shN"])
         update = self._adam_update(adam, adam.step + 1, inputs)
         self.backend.call("adam", self.backend.arrays(gaussians), self.backend.arrays(gradients), update)
+        adam.step += 1
+        adam.sh_last_step.fill_(adam.step)
+        if inputs.regularisation.noise > 0.0:
+            self.noise(gaussians, adam.step, inputs)
 
     def noise(self, gaussians: Gaussians, step: int, inputs: StepInputs) -> None:
         """Add the exploration noise of step number ``step`` to the means."""

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from splatcli.config import Config
-from splatcli.rasterizer.batch import BatchEngine, batch_engine_for
+from splatcli.rasterizer.batch import BatchEngine
 from splatcli.rasterizer.memory_budget import Budget
-from splatcli.rasterizer.sharded import ShardedEngine, sharded_engine_for
+from splatcli.rasterizer.rendering import backend_for
+from splatcli.rasterizer.sharded import ShardedEngine
 from splatcli.rasterizer.step_inputs import StepEngine, StepInputs, ViewParams
 from splatcli.rasterizer.train_step import apply_view_grads, engine_for
 from splatcli.scene.camera import Camera
@@ -115,9 +116,7 @@ class Stepper:
             events.append(Stepped(step, loss, count, degree))
         return events
 
-    def _step_on_batch(
-        self, state: TrainState, strategy: Strategy, step: int, engine: BatchEngine | ShardedEngine
-    ) -> list[Stepped]:
+    def _step_on_batch(self, state: TrainState, strategy: Strategy, step: int, engine: BatchEngine) -> list[Stepped]:
         """Step on several views, done when this returns. Each process of a group reads and renders its share of them.
 
         Every process draws all random numbers, so that all draw the same.
@@ -134,11 +133,8 @@ class Stepper:
             backgrounds = [training_background(state) for _ in rows]
             self.images.prefetch(state.train[i] for i in _own_upcoming(state, rank, size))
             cameras = [scene_camera(state, scene, step, row) for row in rows]
-            if isinstance(engine, ShardedEngine):
-                refined = [state.per_view_params.camera(row, camera) for row, camera in zip(rows, cameras, strict=True)]
-                outcome = engine.step(state.gaussians, state.adam, refined, inputs_of)
-            else:
-                outcome = engine.step(state.gaussians, state.adam, len(rows), inputs_of)
+            refined = [state.per_view_params.camera(row, camera) for row, camera in zip(rows, cameras, strict=True)]
+            outcome = engine.step(state.gaussians, state.adam, refined, inputs_of)
         self._batch_isects = outcome.isects
         for row, camera, v_params in zip(rows, cameras, outcome.v_params or [], strict=False):
             apply_view_grads(_view_params(state, step, row, camera), v_params)
@@ -248,14 +244,14 @@ def _draws_undone_on_error(state: TrainState) -> Iterator[None]:
         raise
 
 
-def _batch_engine(state: TrainState, budget: Budget, group: ProcessGroup | None) -> BatchEngine | ShardedEngine | None:
-    """Return the engine for steps on several views; None where a step has one. Raises as the engines do."""
-    device = state.gaussians.device
+def _batch_engine(state: TrainState, budget: Budget, group: ProcessGroup | None) -> BatchEngine | None:
+    """Return the engine for steps on several views; None where a step has one. Raises as backend_for()."""
     if state.config.train.batch_size == 1 and (group is None or group.size == 1):
         return None
+    backend = backend_for(state.gaussians.device)
     if state.shard is not None and group is not None:
-        return sharded_engine_for(device, group, budget)
-    return batch_engine_for(device, budget, group)
+        return ShardedEngine(backend, group, budget=budget)
+    return BatchEngine(backend, budget=budget, group=group)
 
 
 def _own_upcoming(state: TrainState, rank: int, size: int) -> list[int]:

@@ -196,16 +196,15 @@ def seen_in_steps() -> list[Tensor]:
     """The Gaussians that each view of these steps sees."""
     trainer = Trainer.start(STILL, made_scene(12), run_dir=run_of(None))
     assert trainer.stepper.batch_engine is not None
-    engine = trainer.stepper.batch_engine
-    assert isinstance(engine, BatchEngine)
-    make, seen = engine._gradients, []
+    pipeline, seen = trainer.stepper.batch_engine._pipeline, []
+    run = pipeline.run
 
-    def watched(*arguments: Any) -> list[float]:
-        numbers = make(*arguments)
-        seen.append(engine._pipeline.context.visible_slots()[0].clone())
-        return numbers
+    def watched(*arguments: Any, **options: Any) -> Any:
+        job = run(*arguments, **options)
+        seen.append(pipeline.context.visible_slots()[0].clone())
+        return job
 
-    engine._gradients = watched  # type: ignore[method-assign]
+    pipeline.run = watched  # type: ignore[method-assign]
     for _ in range(4):
         trainer.advance()
     return seen
@@ -363,14 +362,14 @@ def steps_under_the_emulator(group: ProcessGroup | None) -> tuple[list[float], l
         )  # fmt: skip
 
     losses: list[float] = []
-    single, shared = BatchEngine(simulated()), None if group is None else ShardedEngine(simulated(), group)
+    engine = BatchEngine(simulated()) if group is None else ShardedEngine(simulated(), group)
     for _ in range(3):
-        outcome = single.step(own, adam, 5, inputs_of) if shared is None else shared.step(own, adam, views, inputs_of)
+        outcome = engine.step(own, adam, views, inputs_of)
         assert outcome.v_params is not None
         losses += [*outcome.losses, *(float(slope.double().sum()) for slope in outcome.v_params)]
     bundles = (own, adam.exp_avg, adam.exp_avg_sq)
-    if shared is not None:
-        image, problem = shared.render(own, views[:2], background=torch.zeros(3), antialiased=True)
+    if isinstance(engine, ShardedEngine):
+        image, problem = engine.render(own, views[:2], background=torch.zeros(3), antialiased=True)
         assert image is not None, problem
         losses.append(float(image.double().sum()))
     return losses, [*(tensor for bundle in bundles for _, tensor in bundle.items()), stats.grad2d, stats.count]

@@ -46,7 +46,9 @@ def test_a_batch_of_one_view_is_the_fused_step() -> None:
     engine, batch = NativeEngine(float64(1)), BatchEngine(float64(1))
     for step in range(3):
         expected = engine.step(fused, fused_adam, inputs_of(step))
-        assert batch.step(gaussians, adam, 1, lambda _, step=step: inputs_of(step)).losses == [expected]
+        assert batch.step(gaussians, adam, [inputs_of(step).camera], lambda _, step=step: inputs_of(step)).losses == [
+            expected
+        ]
     shown, expected_shown = adam.flushed(gaussians, LRS["shN"]), fused_adam.flushed(fused, LRS["shN"])
     for name in GROUPS:
         assert_close(getattr(shown, name), getattr(expected_shown, name), rtol=0.0, atol=1e-12)
@@ -68,7 +70,10 @@ def test_a_batch_moves_along_the_mean_gradient_and_adds_the_statistics() -> None
             gaussians.detach_clone(), copy.deepcopy(adam), inputs_of(index, expected_stats, lrs=still)
         )
     outcome = BatchEngine(float64(1)).step(
-        gaussians.detach_clone(), adam, 3, lambda index: inputs_of(index, stats, regularisation=regularisation)
+        gaussians.detach_clone(),
+        adam,
+        [inputs_of(index).camera for index in range(3)],
+        lambda index: inputs_of(index, stats, regularisation=regularisation),
     )
     assert outcome.losses == pytest.approx([loss for loss, *_ in singles], abs=1e-10)
     assert_close(stats.grad2d, expected_stats.grad2d, rtol=1e-7, atol=1e-10)
@@ -126,7 +131,8 @@ def test_a_backend_that_counts_on_its_device_makes_the_same_steps() -> None:
         moved, stats = gaussians.detach_clone(), DensifyStats.zeros(40)
         adam, engine = AdamState.zeros_like(moved), BatchEngine(backend)
         background = torch.tensor([0.2, 0.4, 0.6])
-        outcome = engine.step(moved, adam, 2, lambda index, s=stats: inputs_of(index, s, background=background))  # noqa: B023
+        cameras = [inputs_of(index).camera for index in range(2)]
+        outcome = engine.step(moved, adam, cameras, lambda index, s=stats: inputs_of(index, s, background=background))  # noqa: B023
         made.append((outcome, moved, adam, stats))
     (cpu, on_cpu, cpu_adam, cpu_stats), (simt, on_simt, simt_adam, simt_stats) = made
     assert simt.losses == pytest.approx(cpu.losses, rel=1e-5)
