@@ -20,6 +20,7 @@ from splatcli.cli.run_request import check_request
 from splatcli.cli.run_training import (
     NewRun,
     ResumeOverrides,
+    RunContext,
     default_folder,
     note_unused,
     resume_training,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from splatcli.config import Config
     from splatcli.gaussians import Gaussians
     from splatcli.scene.partition import Grid
-    from splatcli.viewer.live_viewer import LiveRun
 
 
 #: The file that records the blocks of a folder; written before training starts.
@@ -82,7 +82,7 @@ def folder_of(place: Path, block: int) -> Path:
     return place / "blocks" / f"{block:03d}"
 
 
-def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun | None, out: Output) -> int:
+def train_blocks(run: NewRun, block: int | None, context: RunContext) -> int:
     """Train one block, or all that are not finished and merge them, and return the exit code.
 
     The folder of the run takes the blocks and the merged model. A stopped block continues, a finished one stays. Raises
@@ -92,7 +92,7 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
     from splatcli.config import COLOUR_MAPS, parse_blocks
     from splatcli.scene.read import has_images_only
 
-    config = run.config
+    config, out = run.config, context.out
     assert config.data.blocks is not None
     strips, columns = parse_blocks(config.data.blocks)
     if block is not None and block >= strips * columns:
@@ -118,39 +118,39 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
     note_unused(config, run.given, out)
     _survey(config, (strips, columns), out)
     if run.dry:
-        _show_blocks(place, run, [*range(strips * columns)] if block is None else [block], device, out)
+        _show_blocks(place, run, [*range(strips * columns)] if block is None else [block], context)
         return 0
     _claim(place, config.data.blocks, scene)
     if block is not None:
-        return _train_block(block, run, folder_of(place, block), device=device, live=live, out=out)
+        return _train_block(block, run, folder_of(place, block), context)
     outputs: list[_BlockOutput] = []
     code, merges = 0, False
     try:
         for number in range(strips * columns):
             outputs.append(_BlockOutput(json=out.json, quiet=out.quiet))
-            code = _train_block(number, run, folder_of(place, number), device=device, live=live, out=outputs[-1])
+            code = _train_block(number, run, folder_of(place, number), replace(context, out=outputs[-1]))
             if code != 0:
                 break
-        merges = code == 0 and run.stop_at is None
+        merges = code == 0 and context.stop_at is None
     finally:
         if not merges and outputs[-1].facts is not None:  # the blocks are the result
             paths = [one.facts["path"] for one in outputs if one.facts is not None]
             out.result({**outputs[-1].facts, "paths": paths}, paths)
     if merges:
-        merge_run(place, None, out, exports=run.exports)
+        merge_run(place, None, out, exports=context.exports)
     else:
-        run.exports.note_unwritten(None, out)
+        context.exports.note_unwritten(None, out)
     return code
 
 
-def _show_blocks(place: Path, run: NewRun, blocks: list[int], device: str, out: Output) -> None:
+def _show_blocks(place: Path, run: NewRun, blocks: list[int], context: RunContext) -> None:
     """Print the plan of each block, and how long all take, one after another."""
     plans = []
     for number in blocks:
-        own = _PlanOutput(json=out.json, quiet=out.quiet)
-        _train_block(number, run, folder_of(place, number), device=device, live=None, out=own)
+        own = _PlanOutput(json=context.out.json, quiet=context.out.quiet)
+        _train_block(number, run, folder_of(place, number), replace(context, out=own))
         plans += [{"block": number, **facts} for facts in own.plans]
-    show_blocks(Path(run.config.data.scene), place, plans, device, out)
+    show_blocks(Path(run.config.data.scene), place, plans, context.device, context.out)
 
 
 #: Mean share of the views that show a block from which on a note says that blocks save no time.
@@ -288,10 +288,11 @@ def _tell(path: Path, count: int, blocks: int, out: Output, exports: ExportAtEnd
         raise problem
 
 
-def _train_block(number: int, run: NewRun, folder: Path, *, device: str, live: LiveRun | None, out: Output) -> int:
+def _train_block(number: int, run: NewRun, folder: Path, context: RunContext) -> int:
     from splatcli.checkpoint.run_dir import step_of
 
-    its = {"data.block": number}
+    its, out = {"data.block": number}, context.out
+    context = replace(context, exports=ExportAtEnd())  # those that are asked for are of the merged model
     with os_errors(OutputError, folder):
         found = newest_checkpoint(folder, out=out, allow_older=True) if folder.is_dir() else None
     if found is None:
@@ -302,9 +303,8 @@ def _train_block(number: int, run: NewRun, folder: Path, *, device: str, live: L
             request=run.request.with_values(its),
             output=folder,
             given=(),  # reported for all blocks together
-            exports=ExportAtEnd(),  # of the merged model
         )
-        return start_training(block, device=device, live=live, out=out)
+        return start_training(block, context)
     check_request(folder, run.request.with_values(its), otherwise="or choose another -o")
     if step_of(found) >= run.config.train.iterations:
         out.note(f"block {number} is finished: {found}")
@@ -313,7 +313,7 @@ def _train_block(number: int, run: NewRun, folder: Path, *, device: str, live: L
     if run.dry:
         show_earlier(found, out)
         return 0
-    return resume_training(found, ResumeOverrides(), stop_at=run.stop_at, device=device, live=live, out=out)
+    return resume_training(found, ResumeOverrides(), context)
 
 
 def _claim(place: Path, blocks: str, scene: Path) -> None:

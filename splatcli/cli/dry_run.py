@@ -10,7 +10,7 @@ from splatcli.output_files import scene_name
 from splatcli.sizes import listed
 
 if TYPE_CHECKING:
-    from splatcli.cli.run_training import NewRun
+    from splatcli.cli.run_training import NewRun, RunContext
     from splatcli.config import Config
     from splatcli.gaussians import Gaussians
     from splatcli.scene.scene import Scene
@@ -34,15 +34,7 @@ def show_earlier(checkpoint: Path, out: Output) -> None:
 
 
 def show_training(
-    run: NewRun,
-    config: Config,
-    scene: Scene,
-    given: Gaussians | None,
-    place: Path,
-    device: str,
-    out: Output,
-    *,
-    sharded: bool,
+    run: NewRun, context: RunContext, config: Config, scene: Scene, given: Gaussians | None, place: Path
 ) -> None:
     """Print the plan of a run. config: its settings, now that the scene is read. given: the model that it starts from.
 
@@ -55,6 +47,7 @@ def show_training(
     from splatcli.train.start import check_trainable, first_gaussians, planned_config
     from splatcli.train.step_time import GAUSSIANS_PER_STEP, MEAN_SHARE, measure_step_time
 
+    device, sharded = context.device, context.sharded
     check_trainable(config, scene)
     gaussians, notes = first_gaussians(config, scene, given)
     storage = storage_for(config.memory.offload, device, _existing(place))
@@ -105,7 +98,7 @@ def show_training(
         _takes(seconds, device, run, final),
         *(f"note: {note}" for note in facts["notes"]),
     ]
-    out.result(facts, lines)
+    context.out.result(facts, lines)
 
 
 def show_blocks(scene: Path, place: Path, plans: list[dict[str, Any]], device: str, out: Output) -> None:

@@ -87,7 +87,7 @@ def resume(args: ResumeArguments) -> int:
     from splatcli.cli.export import ExportAtEnd
     from splatcli.cli.model import find_model
     from splatcli.cli.ranks import SHARDED, joined_group, start_ranks
-    from splatcli.cli.run_training import ResumeOverrides, resume_training
+    from splatcli.cli.run_training import ResumeOverrides, RunContext, resume_training
     from splatcli.cli.view import live_page
 
     processes, exports = args.processes, ExportAtEnd(args.export)
@@ -109,14 +109,7 @@ def resume(args: ResumeArguments) -> int:
             joined_group(processes.distributed, args.device, out) as (group, own_device),
             live_page(args.page.viewer, host=args.page.host, port=args.page.port, out=out) as live,
         ):
-            return resume_training(
-                path,
-                ResumeOverrides(args.data, args.config, args.all_assignments(), args.allowed or []),
-                stop_at=args.stop_at,
-                device=own_device,
-                live=live,
-                out=out,
-                group=group,
-                sharded=processes.distributed == SHARDED,
-                exports=exports,
-            )
+            overrides = ResumeOverrides(args.data, args.config, args.all_assignments(), args.allowed or [])
+            sharded = processes.distributed == SHARDED
+            context = RunContext(own_device, out, live, args.stop_at, exports, group, sharded)
+            return resume_training(path, overrides, context)

@@ -63,6 +63,24 @@ class ResumeOverrides:
 
 
 @dataclass(frozen=True)
+class RunContext:
+    """The part of a command that holds for each run that it starts or continues.
+
+    stop_at: the last step of this command. exports: files for the finished model. live: shows the run to browsers.
+    group: the processes that share the run; the first finds cameras and makes the folder, and all read the scene.
+    sharded: each of them holds a part of the Gaussians.
+    """
+
+    device: str
+    out: Output
+    live: LiveRun | None = None
+    stop_at: int | None = None
+    exports: ExportAtEnd = field(default_factory=ExportAtEnd)
+    group: ProcessGroup | None = None
+    sharded: bool = False
+
+
+@dataclass(frozen=True)
 class NewRun:
     """A run that a command line asks for.
 
@@ -70,7 +88,7 @@ class NewRun:
     request: what identifies the run. import_options: for the model that ``--init`` names.
     output: the run folder; None chooses one. limit: seconds of this process that steps and Gaussians have to fit.
     dry: only say what would be done, by as many processes as ``ranks`` says.
-    given: the keys of the settings that the command line and its file give. exports: files for the finished model.
+    given: the keys of the settings that the command line and its file give.
     """
 
     config: Config
@@ -79,12 +97,10 @@ class NewRun:
     import_options: ImportOptions
     output: Path | None = None
     overwrite: bool = False
-    stop_at: int | None = None
     limit: float | None = None
     dry: bool = False
     ranks: int | None = None
     given: tuple[str, ...] = ()
-    exports: ExportAtEnd = field(default_factory=ExportAtEnd)
 
 
 def note_unused(config: Config, given: Iterable[str], out: Output) -> None:
@@ -111,27 +127,17 @@ class _Start:
     found: dict[str, Any]
 
 
-def start_training(
-    run: NewRun,
-    *,
-    device: str,
-    live: LiveRun | None,
-    out: Output,
-    group: ProcessGroup | None = None,
-    sharded: bool = False,
-) -> int:
+def start_training(run: NewRun, context: RunContext) -> int:
     """Train a run to its end or until it is stopped, and return the exit code.
 
     The run is new, unless its folder holds the run of an equal request, which continues.
-    group: the processes that share the run; the first finds cameras and makes the folder, and all read the scene.
-    sharded: each process holds a part of the Gaussians. live: shows the run to browsers.
     """
     from splatcli.checkpoint.atomic import check_name
     from splatcli.checkpoint.run_dir import REQUEST
     from splatcli.config import RANDOM
     from splatcli.train.trainer import Trainer
 
-    named = Path(run.config.data.scene)
+    named, out, group = Path(run.config.data.scene), context.out, context.group
     place = run.output or default_folder(named)
     check_name(place)
     explain_split = "data.test_every" not in run.given and not out.json
@@ -146,27 +152,16 @@ def start_training(
         return 0
     if earlier is not None:
         out.note(f"continuing the run from {earlier}")
-        return resume_training(
-            earlier,
-            ResumeOverrides(),
-            stop_at=run.stop_at,
-            device=device,
-            live=live,
-            out=out,
-            group=group,
-            sharded=sharded,
-            exports=run.exports,
-            explain_split=explain_split,
-        )
+        return resume_training(earlier, ResumeOverrides(), context, explain_split=explain_split)
     with Requests(ECHO if group else 0.0) as requests:
-        start = _read_start(run, place=place, device=device, group=group, out=out)
+        start = _read_start(run, place, context)
         config, budget = start.config, None
         if run.limit is not None:
 
             def rebuild(values: dict[str, Any], found: dict[str, Any] = start.found) -> Config:
                 return run.rebuild_config({**found, **values})
 
-            budget = TimeBudget(run.limit, start.scene, start.given, device, rebuild, out)
+            budget = TimeBudget(run.limit, start.scene, start.given, context.device, rebuild, out)
             config = budget.config
         note_unused(config, run.given, out)
         if run.dry:
@@ -174,7 +169,7 @@ def start_training(
             if makes_points and not start.scene.images.has_depths:
                 # Depths would come with the points, which are not there yet.
                 config = run.rebuild_config({**start.found, "data.depths": None})
-            show_training(run, config, start.scene, start.given, place, device, out, sharded=sharded)
+            show_training(run, context, config, start.scene, start.given, place)
             return 0
         requests.listen_for_stops()
         with _open_run_dir(group, lambda: _new_run_dir(named, run.output, overwrite=run.overwrite)) as run_dir:
@@ -186,30 +181,20 @@ def start_training(
                     config,
                     start.scene,
                     run_dir=run_dir,
-                    device=device,
+                    device=context.device,
                     init_model=start.given,
                     initial=None if budget is None else budget.take_first_gaussians(),
                     group=group,
-                    sharded=sharded,
+                    sharded=context.sharded,
                 )
             run_dir.write_config(trainer.state.config)
             del start  # the model that it was given takes memory
-            is_chosen = budget is not None or "train.iterations" in run.given or run.stop_at is not None
+            is_chosen = budget is not None or "train.iterations" in run.given or context.stop_at is not None
             hint = None if is_chosen or trainer.state.gaussians.device.type != "cpu" else LongRunNote(trainer, out)
-            return run_trainer(
-                trainer,
-                run.stop_at,
-                requests,
-                live,
-                out,
-                budget=budget,
-                hint=hint,
-                exports=run.exports,
-                explain_split=explain_split,
-            )
+            return run_trainer(trainer, requests, context, budget=budget, hint=hint, explain_split=explain_split)
 
 
-def _read_start(run: NewRun, *, place: Path, device: str, group: ProcessGroup | None, out: Output) -> _Start:
+def _read_start(run: NewRun, place: Path, context: RunContext) -> _Start:
     """Find cameras where the scene has none, read it and the model of ``--init``, and find points where it lacks them.
 
     place: the folder of the run. Raises what stands in the way of the run, unless it is only shown (run.dry).
@@ -222,11 +207,13 @@ def _read_start(run: NewRun, *, place: Path, device: str, group: ProcessGroup | 
     from splatcli.train.backgrounds import training_image_background
     from splatcli.train.init import resolve_init
 
-    config, named = run.config, Path(run.config.data.scene)
+    config, named, out, group = run.config, Path(run.config.data.scene), context.out, context.group
     folder = _on_rank0(
         group,
         "finding cameras",
-        lambda: scene_with_cameras(named, config.data, run=place, overwrite=run.overwrite, device=device, out=out),
+        lambda: scene_with_cameras(
+            named, config.data, run=place, overwrite=run.overwrite, device=context.device, out=out
+        ),
     )
     assert folder is not None
     found: dict[str, Any] = {"data.scene": str(folder)}
@@ -252,7 +239,7 @@ def _read_start(run: NewRun, *, place: Path, device: str, group: ProcessGroup | 
         _check_movable(run.output, scene.root)
     init = resolve_init(config, scene)
     if init == RANDOM != config.model.init:
-        points = _points_for(run, scene, config, place=place, device=device, group=group, out=out)
+        points = _points_for(run, scene, config, place, context)
         if points is not None:
             found["data.points"] = str(points)
             config = run.rebuild_config(found)
@@ -269,23 +256,8 @@ def _read_start(run: NewRun, *, place: Path, device: str, group: ProcessGroup | 
     return _Start(config, scene, init, given, found)
 
 
-def resume_training(
-    path: Path,
-    overrides: ResumeOverrides,
-    *,
-    stop_at: int | None,
-    device: str,
-    live: LiveRun | None,
-    out: Output,
-    group: ProcessGroup | None = None,
-    sharded: bool = False,
-    exports: ExportAtEnd | None = None,
-    explain_split: bool = False,
-) -> int:
-    """Continue the run of a checkpoint; return the exit code.
-
-    group, sharded: as for start_training(). exports, explain_split: as for run_trainer().
-    """
+def resume_training(path: Path, overrides: ResumeOverrides, context: RunContext, *, explain_split: bool = False) -> int:
+    """Continue the run of a checkpoint; return the exit code. explain_split: as for run_trainer()."""
     from splatcli.checkpoint.file import load_checkpoint
     from splatcli.config import read_settings
     from splatcli.scene.read import read_scene
@@ -297,6 +269,7 @@ def resume_training(
     from splatcli.train.tensorboard import check_tensorboard
     from splatcli.train.trainer import Trainer
 
+    out, group, sharded = context.out, context.group, context.sharded
     _check_own_checkpoint(path)
     run = run_folder(path)
     named = run or path
@@ -315,17 +288,17 @@ def resume_training(
         note_unused(config, requested, out)
         check_iterations(config, checkpoint.step)
         check_tensorboard(config)
-        _note_stop(stop_at, checkpoint.step, config.train.iterations, out)
+        _note_stop(context.stop_at, checkpoint.step, config.train.iterations, out)
         command = f"splat resume {shlex.quote(str(named))}"
         if checkpoint.step == config.train.iterations:
             out.note(f"the run is finished at step {checkpoint.step}; for more steps: {command} --iterations N")
-            unchanged = config == checkpoint.config and overrides == ResumeOverrides() and live is None
-            if unchanged and _report_last_result(path, group, out, held_out=bool(checkpoint.test), exports=exports):
+            unchanged = config == checkpoint.config and overrides == ResumeOverrides() and context.live is None
+            if unchanged and _report_last_result(path, context, held_out=bool(checkpoint.test)):
                 return 0
         root = scene_folder(checkpoint, overrides.data, f"{command} --data DIR")
         check_batch(config, None if group is None else group.size)
         if sharded:
-            check_sharded(config, viewer=live is not None)
+            check_sharded(config, viewer=context.live is not None)
         out.note(f"reading {root}")
         with _slow_section(group, "reading the scene"), _skipping_in_a_new_run(root, named):
             data, more = (config.data, []) if "data.points" in requested else data_to_resume(config.data)
@@ -338,7 +311,7 @@ def resume_training(
                     checkpoint,
                     scene,
                     run_dir=run_dir,
-                    device=device,
+                    device=context.device,
                     config=config,
                     allowed=overrides.allowed,
                     notes=[*notes, *more],
@@ -349,7 +322,7 @@ def resume_training(
             run_dir.rewind(checkpoint.step)
             run_dir.write_config(trainer.state.config)
             del checkpoint  # takes as much memory as the state itself
-            return run_trainer(trainer, stop_at, requests, live, out, exports=exports, explain_split=explain_split)
+            return run_trainer(trainer, requests, context, explain_split=explain_split)
 
 
 def _check_own_checkpoint(path: Path) -> None:
@@ -374,34 +347,27 @@ def _note_stop(stop_at: int | None, step: int, last: int, out: Output) -> None:
         out.note(f"note: no step is done: the run is at step {step:,}, and --stop-at {stop_at} is not after that")
 
 
-def _report_last_result(
-    path: Path, group: ProcessGroup | None, out: Output, *, held_out: bool, exports: ExportAtEnd | None
-) -> bool:
-    """Print the result of the finished run whose newest checkpoint is ``path``; return False where it is not known.
-
-    exports: files for its model.
-    """
+def _report_last_result(path: Path, context: RunContext, *, held_out: bool) -> bool:
+    """Print the result of the finished run whose newest checkpoint is ``path``; return False where it is not known."""
 
     def ended() -> Path | None:
         return path if _last_result(path, held_out=held_out) else None
 
-    if _on_rank0(group, "inspecting the run folder", ended) is None:
+    if _on_rank0(context.group, "inspecting the run folder", ended) is None:
         return False
     result = {**_last_result(path, held_out=held_out), "rollbacks": 0}
-    written, problem = _export(path, exports, group, out)
-    out.result(result | written, [path])
+    written, problem = _export(path, context)
+    context.out.result(result | written, [path])
     if problem is not None:
         raise problem
     return True
 
 
-def _export(
-    path: Path, exports: ExportAtEnd | None, group: ProcessGroup | None, out: Output
-) -> tuple[dict[str, Any], SplatError | None]:
+def _export(path: Path, context: RunContext) -> tuple[dict[str, Any], SplatError | None]:
     """Write the files for the model of a finished run; return them as a fact of its result, and what went wrong."""
-    if exports is None or (group is not None and group.rank):
+    if context.group is not None and context.group.rank:
         return {}, None
-    return exports.write(path, out)
+    return context.exports.write(path, context.out)
 
 
 def _last_result(path: Path, *, held_out: bool) -> dict[str, Any]:
@@ -494,9 +460,7 @@ def _scene_without_tracks(run: NewRun, config: Config) -> tuple[Scene, NoTracksE
         return scene, error
 
 
-def _points_for(
-    run: NewRun, scene: Scene, config: Config, *, place: Path, device: str, group: ProcessGroup | None, out: Output
-) -> Path | None:
+def _points_for(run: NewRun, scene: Scene, config: Config, place: Path, context: RunContext) -> Path | None:
     """Return the folder of points triangulated for a scene without any; None where training begins with random ones.
 
     --dry-run does not wait for them, and a run by the clock gives them a part of its time. place: the folder of the
@@ -504,14 +468,20 @@ def _points_for(
     """
     if run.dry:
         time_too = "" if run.limit is None else ", if the time suffices"
-        out.note(f"note: the scene has no points; splat train triangulates them first{time_too}")
+        context.out.note(f"note: the scene has no points; splat train triangulates them first{time_too}")
         return None
     seconds = None if run.limit is None else POINTS_SHARE * (run.limit - process_age())
     return _on_rank0(
-        group,
+        context.group,
         "triangulating points",
         lambda: scene_with_points(
-            scene, config.data, run=place, overwrite=run.overwrite, device=device, out=out, seconds=seconds
+            scene,
+            config.data,
+            run=place,
+            overwrite=run.overwrite,
+            device=context.device,
+            out=context.out,
+            seconds=seconds,
         ),
     )
 
@@ -629,23 +599,21 @@ def _skipping_in_a_new_run(scene: Path, run: Path) -> Iterator[None]:
 
 def run_trainer(
     trainer: Trainer,
-    stop_at: int | None,
     requests: Requests,
-    live: LiveRun | None,
-    out: Output,
+    context: RunContext,
     *,
     budget: TimeBudget | None = None,
     hint: LongRunNote | None = None,
-    exports: ExportAtEnd | None = None,
-    explain_split: bool = False,
+    explain_split: bool,
 ) -> int:
     """Run the trainer and report its events; return the exit code.
 
-    The result is printed whenever the last state was saved, also before an error is raised.
-    exports: files for the finished model. explain_split: see summary().
+    The result is printed whenever the last state was saved, also before an error is raised. explain_split: see
+    summary().
     """
     from splatcli.train.events import Evaluated, Probed, RolledBack, Stepped, Stopped
 
+    live, out = context.live, context.out
     stopped: Stopped | None = None
     score: Evaluated | None = None
     probed: Probed | None = None
@@ -659,7 +627,7 @@ def run_trainer(
     skipping = _skipping_in_a_new_run(trainer.scene.root, trainer.run_dir.path)
     try:
         with make_reporter(out, trainer.steps_left) as reporter, skipping:
-            for event in trainer.run(stop_at, requests.stop, requests.save, deadline):
+            for event in trainer.run(context.stop_at, requests.stop, requests.save, deadline):
                 reporter.report(event)
                 if isinstance(event, Stepped):
                     trainer.run_dir.keep()
@@ -693,10 +661,10 @@ def run_trainer(
     }
     lost: SplatError | None = None
     if stopped.reason in ("finished", "max-time"):
-        written, lost = _export(stopped.path, exports, trainer.group, out)
+        written, lost = _export(stopped.path, context)
         facts |= written
-    elif exports is not None:
-        exports.note_unwritten(trainer.run_dir.path, out)
+    else:
+        context.exports.note_unwritten(trainer.run_dir.path, out)
     if problem is None and stopped.reason == "finished" and trainer.state.config.data.block is None:
         exported = bool(facts.get("exports"))
         out.note(summary(trainer, stopped.path, score, probed, explain_split=explain_split, exported=exported))

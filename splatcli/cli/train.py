@@ -186,7 +186,7 @@ def train(args: TrainArguments) -> int:
     from splatcli.cli.export import ExportAtEnd
     from splatcli.cli.ranks import SHARDED, check_ranks, joined_group, start_ranks
     from splatcli.cli.run_request import RunRequest
-    from splatcli.cli.run_training import NewRun, start_training
+    from splatcli.cli.run_training import NewRun, RunContext, start_training
     from splatcli.cli.view import live_page
     from splatcli.config import read_settings
 
@@ -219,7 +219,6 @@ def train(args: TrainArguments) -> int:
                 args.build_over_assignments, {"--max-time": args.max_time, **args.foreign.request()}, {}
             )
             config, rebuild_config = _checked(args, ranks)
-            sharded = processes.distributed == SHARDED
             run = NewRun(
                 config,
                 rebuild_config,
@@ -227,19 +226,19 @@ def train(args: TrainArguments) -> int:
                 args.foreign.import_options(),
                 output=args.output,
                 overwrite=args.overwrite,
-                stop_at=args.stop_at,
                 limit=None if args.max_time is None else _seconds(args.max_time),
                 dry=args.dry_run,
                 ranks=ranks,
                 given=tuple(read_settings(args.settings, file=args.config, assignments=args.assignments)),
-                exports=exports,
             )
             with live_page(args.page.viewer, host=args.page.host, port=args.page.port, out=out) as live:
+                sharded = processes.distributed == SHARDED
+                context = RunContext(own_device, out, live, args.stop_at, exports, group, sharded)
                 if config.data.blocks is not None:
                     from splatcli.cli.blocks import train_blocks
 
-                    return train_blocks(run, config.data.block, device=own_device, live=live, out=out)
-                return start_training(run, device=own_device, live=live, out=out, group=group, sharded=sharded)
+                    return train_blocks(run, config.data.block, context)
+                return start_training(run, context)
 
 
 def check(args: TrainArguments) -> int:
