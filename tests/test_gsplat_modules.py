@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from splatcli import gsplat
-from splatcli.train.selective_adam import SelectiveAdam
+from splatcli.rasterizer.adam import SelectiveAdam
 from tests.native.cases import NEEDS_COMPILER
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -203,7 +203,7 @@ def loop(splats: torch.nn.ParameterDict, optimizers: dict[str, torch.optim.Optim
     reveal_type(MCMCStrategy(cap_max=10).cap_max)  # int
     reveal_type(depth_to_points)  # depths: torch._tensor.Tensor
     reveal_type(rasterization)  # means: torch._tensor.Tensor
-    reveal_type(SelectiveAdam)  # -> splatcli.train.selective_adam.SelectiveAdam
+    reveal_type(SelectiveAdam)  # -> splatcli.rasterizer.adam.SelectiveAdam
 """
 
 

@@ -23,6 +23,7 @@ from splatcli.errors import UsageError
 
 if TYPE_CHECKING:  # the names of _SERVED, which are imported when they are first used
     from splatcli.formats.gsplat_export import export_splats as export_splats
+    from splatcli.rasterizer.adam import SelectiveAdam as SelectiveAdam
     from splatcli.rasterizer.gsplat_api import RenderMode as RenderMode
     from splatcli.rasterizer.gsplat_api import rasterization as rasterization
     from splatcli.rasterizer.gsplat_ops import depth_to_normal as depth_to_normal
@@ -50,7 +51,6 @@ if TYPE_CHECKING:  # the names of _SERVED, which are imported when they are firs
     from splatcli.train.densify.gsplat_strategies import DefaultStrategy as DefaultStrategy
     from splatcli.train.densify.gsplat_strategies import MCMCStrategy as MCMCStrategy
     from splatcli.train.densify.gsplat_strategies import Strategy as Strategy
-    from splatcli.train.selective_adam import SelectiveAdam as SelectiveAdam
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ _SERVED = {
     "compute_relocation": _EDITS,
     "_update_param_with_optimizer": f"{_EDITS}:update_param_with_optimizer",
     "_multinomial_sample": f"{_EDITS}:multinomial_sample",
-    "SelectiveAdam": "splatcli.train.selective_adam",
+    "SelectiveAdam": "splatcli.rasterizer.adam",
     "export_splats": "splatcli.formats.gsplat_export",
 }
 
