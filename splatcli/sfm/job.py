@@ -21,7 +21,6 @@ from splatcli.sfm.align import Alignment
 from splatcli.sfm.features import Border, SfmImage, Stored, extract
 from splatcli.sfm.fisheye import compared, wide_cameras, with_fisheyes
 from splatcli.sfm.flight_log import Place, flight_log_beside, read_flight_log
-from splatcli.sfm.gaps import find_gaps, folder_of, frame_index, stretches_in
 from splatcli.sfm.images import SfmInput, readable
 from splatcli.sfm.lens import ADJUSTMENTS, choose_lenses, own_lenses
 from splatcli.sfm.mapping import calibrate, name_and_colour, own_images, rig_cameras, run_global_mapper, run_mapper
@@ -56,7 +55,7 @@ from splatcli.sfm.second_motion import contradicted_share, second_motion
 from splatcli.sfm.static_masks import StaticParts, border_facts, find_borders, write_static_masks
 from splatcli.sfm.stationary import Places, drop_stationary, known_stationary
 from splatcli.sfm.triangulate import hold_lenses, pairs_by_pose, triangulate
-from splatcli.sfm.video import write_more_frames
+from splatcli.sfm.video import find_gaps, folder_of, frame_index, stretches_in, write_more_frames
 
 #: Share of the images that may lack in a model without a try of fisheyes, and that these must register more.
 _FEW_LACKING = 0.1

@@ -15,7 +15,6 @@ from splatcli.errors import SceneError, SplatError, UsageError
 from splatcli.scene.decode import Header, decode_rgb
 from splatcli.scene.images import max_pixels
 from splatcli.sfm.features import SfmImage
-from splatcli.sfm.gaps import folder_of
 from splatcli.sfm.images import SfmInput, needs_upright_copy, readable
 from splatcli.sfm.options import (
     COLOURS,
@@ -31,7 +30,7 @@ from splatcli.sfm.options import (
 from splatcli.sfm.panorama import are_panoramas, face_camera, is_panorama, write_faces, write_masks
 from splatcli.sfm.phases import Phases
 from splatcli.sfm.upright import write_upright, write_upright_mask
-from splatcli.sfm.video import Video, read_video, shares, sharpest, sharpness, write_frames
+from splatcli.sfm.video import Video, folder_of, read_video, shares, sharpest, sharpness, write_frames
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from PIL import Image, ImageFilter
 from splatcli.cli.commands import run
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.sfm import video
-from splatcli.sfm.gaps import find_gaps, stretches_in
 from splatcli.sfm.images import find_input
 from splatcli.sfm.job import Job, reconstruct
 from splatcli.sfm.mapping import centers_of
 from splatcli.sfm.options import SfmOptions
+from splatcli.sfm.video import find_gaps, stretches_in
 from splatcli.similarity import Similarity
 from tests.native.cases import NEEDS_COMPILER
 from tests.sfm import corner

@@ -9,9 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from splatcli.sfm.gaps import frame_index
 from splatcli.sfm.motion import SAME, Motion, stretches
-from splatcli.sfm.video import read_video, write_frames
+from splatcli.sfm.video import frame_index, read_video, write_frames
 from tests.sfm import corner
 from tests.sfm.test_videos import ffmpeg_writes, pipes_stay_open
 
