@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene import colmap
-from splatcli.scene.agreement import path_key
 from splatcli.scene.camera import MAX_ANGLE, NEAR, Camera
 from splatcli.scene.decode import Rgb
 from splatcli.scene.depth_maps import AUTO, depths_of_points, find_depth_maps, wants_relative
@@ -33,7 +32,7 @@ from splatcli.scene.points import PointCloud, RawPoints, clean_points, nearest_p
 from splatcli.scene.relative_depths import fit_relative_depths
 from splatcli.scene.scene import Scene, collinear, extent_of, move_origin, origin_offset, split_views, spread_of
 from splatcli.scene.sfm_report import REPORT, are_cameras_held
-from splatcli.scene.source import Problems, Reader, SceneSource, View
+from splatcli.scene.source import Problems, Reader, SceneSource, View, path_key
 from splatcli.sizes import listed
 
 #: A model that registers fewer views than this, of more images, has failed.

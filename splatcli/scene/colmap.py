@@ -32,7 +32,7 @@ from splatcli.progress import report
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.depth_maps import AUTO, wants_relative
 from splatcli.scene.find_images import walk
-from splatcli.scene.imported import lines_of
+from splatcli.scene.parsing import lines_of
 from splatcli.scene.points import Observations, RawPoints, Tracks, doubt_of, stride
 from splatcli.scene.sfm_report import REPORT, are_cameras_held
 from splatcli.scene.source import (

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.brown import MAX_SKEW, Brown, colmap_camera
+from splatcli.scene.foreign_lenses import MAX_SKEW, Brown, colmap_camera
 from splatcli.scene.geodesy import enu_axes, from_geocentric
-from splatcli.scene.imported import (
+from splatcli.scene.parsing import (
     ImageNames,
     check_size,
     head,

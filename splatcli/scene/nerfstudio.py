@@ -1,4 +1,4 @@
-"""transforms.json: scenes of nerfstudio and instant-ngp."""
+"""transforms.json: scenes of nerfstudio and instant-ngp; transforms_train.json: those of Blender, as NeRF's."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.brown import Brown
 from splatcli.scene.find_images import SUFFIXES, is_file
-from splatcli.scene.imported import load_json, viewmat_of
+from splatcli.scene.foreign_lenses import Brown
+from splatcli.scene.parsing import load_json, viewmat_of
 from splatcli.scene.points import RawPoints, read_points_ply
 from splatcli.scene.source import (
     ROTATION_TOLERANCE,
@@ -29,7 +29,7 @@ from splatcli.scene.source import (
 )
 from splatcli.sizes import counted
 
-FILE = "transforms.json"
+FILE, BLENDER_FILE = "transforms.json", "transforms_train.json"
 
 
 def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
@@ -66,6 +66,21 @@ def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSo
         where = "in neither train_filenames nor test_filenames"
         source.notes.append(counted(len(unused), f"view {where} is left out", f"views {where} are left out"))
     source.train, source.test = train, test
+    return source
+
+
+def read_blender(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
+    """Read ``transforms_train.json``, with ``transforms_test.json`` as the held-out views; there are no points."""
+    train_file, test_file = root / BLENDER_FILE, root / "transforms_test.json"
+    train = read_views(load_transforms(train_file), root, train_file, data, problems)
+    source = SceneSource(root, train_file, train, [root], resized_folders=False)
+    if test_file.is_file():
+        document = load_transforms(test_file)
+        test = read_views(document, root, test_file, data, problems) if document.get("frames") != [] else []
+        source.views = train + test
+        source.train, source.test = {view.name for view in train}, {view.name for view in test}
+    else:
+        source.notes.append("transforms_test.json is missing: views are held out of transforms_train.json")
     return source
 
 
@@ -340,3 +355,4 @@ def _focal(size: float, angle: float | None) -> float | None:
 
 
 READER = Reader("nerfstudio", FILE, lambda root: is_file(root / FILE), read_nerfstudio)
+BLENDER_READER = Reader("blender", BLENDER_FILE, lambda root: is_file(root / BLENDER_FILE), read_blender)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.brown import Brown, colmap_camera
-from splatcli.scene.imported import (
+from splatcli.scene.foreign_lenses import Brown, colmap_camera
+from splatcli.scene.parsing import (
     MAX_BYTES_WITH_POINTS,
     finite_numbers,
     head,
@@ -21,8 +21,7 @@ from splatcli.scene.imported import (
     viewmat_of,
     with_suffix,
 )
-from splatcli.scene.observations import ImagePoints, with_doubt
-from splatcli.scene.points import RawPoints, stride
+from splatcli.scene.points import ImagePoints, RawPoints, stride, with_doubt
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
 from splatcli.sizes import counted
 

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.brown import Brown, colmap_camera
-from splatcli.scene.fisheye import angles_of, nearest_fisheye
-from splatcli.scene.imported import MAX_BYTES_WITH_POINTS, finite_numbers, lines_of, load_json, viewmat_of
-from splatcli.scene.observations import ImagePoints, with_doubt
-from splatcli.scene.points import OFF, RawPoints, stride
+from splatcli.scene.foreign_lenses import Brown, angles_of, colmap_camera, nearest_fisheye
+from splatcli.scene.parsing import MAX_BYTES_WITH_POINTS, finite_numbers, lines_of, load_json, viewmat_of
+from splatcli.scene.points import OFF, ImagePoints, RawPoints, stride, with_doubt
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
 
 FILE = "reconstruction.json"

@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.brown import MAX_SKEW, Brown
 from splatcli.scene.find_images import is_file
-from splatcli.scene.fisheye import angles_of, nearest_fisheye
-from splatcli.scene.imported import ImageNames, finite_numbers, load_json, only_one, viewmat_of, with_suffix
-from splatcli.scene.observations import ImagePoints, with_doubt
-from splatcli.scene.points import RawPoints, stride
+from splatcli.scene.foreign_lenses import MAX_SKEW, Brown, angles_of, nearest_fisheye
+from splatcli.scene.parsing import ImageNames, finite_numbers, load_json, only_one, viewmat_of, with_suffix
+from splatcli.scene.points import ImagePoints, RawPoints, stride, with_doubt
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
 from splatcli.sizes import counted
 

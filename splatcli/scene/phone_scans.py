@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
-from splatcli.scene.brown import colmap_camera
 from splatcli.scene.find_images import SUFFIXES, is_file
-from splatcli.scene.imported import finite_numbers, load_json, viewmat_of, with_suffix
+from splatcli.scene.foreign_lenses import colmap_camera
+from splatcli.scene.parsing import finite_numbers, load_json, viewmat_of, with_suffix
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View
 from splatcli.sizes import counted
 

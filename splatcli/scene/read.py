@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
 
 from splatcli import plugins
 from splatcli.config import DataConfig, parse_blocks
 from splatcli.errors import SceneError, UsageError, from_os_error
-from splatcli.scene import blender, colmap, metashape, nerfstudio, openmvg, opensfm, opf, phone_scans, realitycapture
-from splatcli.scene.agreement import disagreement
+from splatcli.scene import colmap, metashape, nerfstudio, openmvg, opensfm, opf, phone_scans, realitycapture
 from splatcli.scene.decode import Rgb
 from splatcli.scene.find_images import (
     SUFFIXES,
@@ -24,14 +26,14 @@ from splatcli.scene.find_images import (
 from splatcli.scene.fit_images import check_resolution
 from splatcli.scene.partition import restrict_to_block
 from splatcli.scene.scene import Scene
-from splatcli.scene.source import Problems, Reader, SceneSource
+from splatcli.scene.source import Problems, Reader, SceneSource, View, path_key
 
 _log = logging.getLogger(__name__)
 
 #: The layouts that are read, the more telling first; plug-ins come after them.
 READERS = (
     colmap.READER,
-    blender.READER,
+    nerfstudio.BLENDER_READER,
     nerfstudio.READER,
     opf.READER,
     metashape.READER,
@@ -47,8 +49,14 @@ _IMPORTS = READERS[3:]
 
 #: Stems of files that describe cameras or are a part of what does.
 _CAMERA_FILES = frozenset(
-    (Path(blender.FILE).stem, Path(nerfstudio.FILE).stem, "cameras", "images", "points3D", "database")
+    (Path(nerfstudio.BLENDER_FILE).stem, Path(nerfstudio.FILE).stem, "cameras", "images", "points3D", "database")
 )
+
+#: Degrees by which a view may be turned, relative to the first. Two solves of one scene differ by a tenth of that.
+TURN = 2.0
+
+#: Part of the cameras' mean distance from their middle by which that of one may differ; two solves: 0.01.
+SHIFT = 0.1
 
 #: Folders below the one that is named in which transforms files are looked for: archives often unpack into one or two.
 MAX_NESTED = 2
@@ -201,7 +209,7 @@ def _nested(root: Path) -> Path | None:
         deep = len(path.relative_to(root).parts) >= MAX_NESTED
         folders[:] = [] if deep else sorted(name for name in folders if not name.startswith("."))
         imported = path != root and _imported(path)
-        if blender.FILE in files or nerfstudio.FILE in files or imported:
+        if nerfstudio.BLENDER_FILE in files or nerfstudio.FILE in files or imported:
             found.append(path)
         if imported:  # a project may keep the same cameras a second time below
             folders.clear()
@@ -227,7 +235,7 @@ def _compare(source: SceneSource, other: Reader, root: Path, data: DataConfig) -
     problems = Problems(root)
     try:
         found = other.read(root, data, problems)
-        difference = disagreement(source, found)
+        difference = _disagreement(source, found)
         problems.raise_any()
     except SceneError:
         source.notes.append(f"the COLMAP model is used; {other.files} cannot be read and is not used")
@@ -242,6 +250,50 @@ def _compare(source: SceneSource, other: Reader, root: Path, data: DataConfig) -
             remedy=f"choose one: move the other away, or splat train --format {colmap.READER.name} or {other.name}",
         )
     source.notes.append(f"the COLMAP model is used, not {other.files}, which describes the same views")
+
+
+def _disagreement(one: SceneSource, other: SceneSource) -> str | None:
+    """Return the disagreement of the two in words; None when they describe the same views."""
+    if len(one.views) != len(other.views):
+        return f"{one.file.name} has {len(one.views)} views, {other.file.name} {len(other.views)}"
+    pairs = _paired(one.views, other.views)
+    if pairs is None:
+        return f"{one.file.name} and {other.file.name} name different images"
+    first, second = ([pair[side] for pair in pairs] for side in (0, 1))
+    turned = _turns(first, second)
+    moved = np.abs(_distances(first) - _distances(second))
+    worst = int(np.argmax(turned)) if turned.max() > TURN else int(np.argmax(moved))
+    if turned[worst] > TURN:
+        return f"they turn {first[worst].name} by {turned[worst]:.0f} degrees against each other"
+    return f"they have {first[worst].name} at different places" if moved[worst] > SHIFT else None
+
+
+def _paired(one: list[View], other: list[View]) -> list[tuple[View, View]] | None:
+    """Pair the views of both by name, without endings, and without folders if only those differ; else return None."""
+    for key in (path_key, _stem):
+        first, second = ({key(view.name): view for view in views} for views in (one, other))
+        if first.keys() == second.keys() and len(first) == len(one):
+            return [(first[name], second[name]) for name in sorted(first)]
+    return None
+
+
+def _stem(name: str) -> str:
+    return PurePosixPath(name).stem.casefold()
+
+
+def _turns(one: list[View], other: list[View]) -> NDArray[np.float64]:
+    """Return [V], degrees between the rotations relative to the first view that both give each; frames cancel out."""
+    first, second = (np.stack([view.viewmat[:3, :3] for view in views]) for views in (one, other))
+    between = (first @ first[0].T) @ (second @ second[0].T).transpose(0, 2, 1)
+    cosines = (np.trace(between, axis1=1, axis2=2) - 1) / 2
+    return np.asarray(np.degrees(np.arccos(np.clip(cosines, -1, 1))))
+
+
+def _distances(views: list[View]) -> NDArray[np.float64]:
+    """Return [V], distances of the cameras from their middle, in units of the mean distance."""
+    centers = np.stack([view.center for view in views])
+    distances = np.linalg.norm(centers - centers.mean(axis=0), axis=1)
+    return np.asarray(distances / max(float(distances.mean()), np.finfo(np.float64).tiny))
 
 
 def _nothing(wanted: Reader | None, root: Path, there: list[Reader]) -> SceneError:

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.brown import Brown
 from splatcli.scene.find_images import images_below
-from splatcli.scene.imported import (
+from splatcli.scene.foreign_lenses import Brown
+from splatcli.scene.parsing import (
     ImageNames,
     check_size,
     head,

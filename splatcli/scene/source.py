@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 import numpy as np
@@ -155,6 +155,11 @@ def path_in_scene(name: str, root: Path, where: object, label: str, *, allow_out
         shown = name if len(name) <= 100 else f"{name[:100]}..."
         raise SceneError(f"{label}: {shown!r} is not the name of a file", where=where, remedy="correct the name")
     return "/".join(parts), None
+
+
+def path_key(name: str) -> str:
+    """Return the name of an image as it is compared: without ending and case."""
+    return str(PurePosixPath(name).with_suffix("")).casefold()
 
 
 def leads_outside(name: str, root: Path) -> bool:

@@ -1094,7 +1094,7 @@ def test_depth_maps_of_polycam_are_known(sample: list[write.Known], tmp_path: Pa
 
 
 def test_a_lens_of_degree_eight_that_no_model_follows_is_refused() -> None:
-    from splatcli.scene.brown import Brown
+    from splatcli.scene.foreign_lenses import Brown
 
     with pytest.raises(SceneError, match="k4") as caught:
         Brown(600, 600, 320, 240, (0.0, 0.0, 0.0, 9.0)).camera(640, 480, "a.xml", "sensor 0")
