@@ -657,14 +657,11 @@ class Trainer:
         if self._trainer is None:
             raise UsageError("there are no Gaussians before run()", where="Trainer.model")
         state = self._state_of(self._trainer)
-        cameras = list(state.cameras)
-        for row, view in enumerate(state.train):
-            cameras[view] = state.per_view_params.camera(row, cameras[view])
         return Model(
             state.gaussians_to_render(),
             origin="a run",
             step=state.step,
-            cameras=tuple(cameras),
+            cameras=tuple(state.refined_cameras()),
             settings=RenderSettings.of_run(state.config, state.per_view_params),
             offset=tuple(state.dataset.offset),
             place=state.dataset.place,

@@ -155,44 +155,33 @@ def load_model(
     mapped: as for load_checkpoint().
     Raises ModelFileError.
     """
-    with os_errors(UnreadableError, path):
-        return _load_model(path, device, import_options, cameras, echo, mapped)
-
-
-def _load_model(
-    path: Path,
-    device: str,
-    import_options: ImportOptions | None,
-    cameras: CameraSource | None,
-    echo: Callable[[str], None] | None,
-    mapped: bool,
-) -> Model:
     from splatcli.checkpoint.file import load_checkpoint
     from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
     from splatcli.formats.registry import import_model, is_own_checkpoint
     from splatcli.train.state import gaussians_to_render
 
-    import_options = import_options or ImportOptions()
-    if echo is not None:
-        echo(f"reading {path}")
-    if is_own_checkpoint(path):
-        if import_options.space is not None:
-            raise UsageError(
-                "a checkpoint of splat says itself what its values are",
-                where="--param-space",
-                remedy="leave --param-space out",
+    with os_errors(UnreadableError, path):
+        import_options = import_options or ImportOptions()
+        if echo is not None:
+            echo(f"reading {path}")
+        if is_own_checkpoint(path):
+            if import_options.space is not None:
+                raise UsageError(
+                    "a checkpoint of splat says itself what its values are",
+                    where="--param-space",
+                    remedy="leave --param-space out",
+                )
+            checkpoint = load_checkpoint(path, mapped=mapped)
+            antialiased = checkpoint.config.train.antialiased
+            return Model(
+                path, "checkpoint", gaussians_to_render(checkpoint).to(device), checkpoint, antialiased=antialiased
             )
-        checkpoint = load_checkpoint(path, mapped=mapped)
-        antialiased = checkpoint.config.train.antialiased
-        return Model(
-            path, "checkpoint", gaussians_to_render(checkpoint).to(device), checkpoint, antialiased=antialiased
-        )
-    model = import_model(path, lenient=import_options.lenient)
-    gaussians, notes = to_gaussians(model, import_options, path, cameras)
-    if echo is not None:
-        for note in notes:
-            echo(f"note: {note}")
-    return Model(path, model.origin, gaussians.to(device), None, len(model) - len(gaussians), model.antialiased)
+        model = import_model(path, lenient=import_options.lenient)
+        gaussians, notes = to_gaussians(model, import_options, path, cameras)
+        if echo is not None:
+            for note in notes:
+                echo(f"note: {note}")
+        return Model(path, model.origin, gaussians.to(device), None, len(model) - len(gaussians), model.antialiased)
 
 
 def _piped_path() -> Path | None:

@@ -292,13 +292,14 @@ class NativeEngine(SyncEngine):
         return self._pipeline.step_loss(job, inputs)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Arrival:
     """Host tensors of a step's results, which a later step uses again when this one's are read."""
 
     results: Tensor  # [COUNTERS + 2] int64, as AsyncEngine keeps them
     l1_ssim: Tensor  # [2] float64, the last of the results
     depth_term: Tensor  # [] float64, where the step has known depths
+    v_params: Tensor  # see _v_params_size()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -310,7 +311,6 @@ class _Pending:
     step: int
     inputs: StepInputs
     arrival: _Arrival
-    v_params: Tensor  # on the host, see _v_params_size()
     done: torch.cuda.Event | None  # when they are there; None where calls are done on return
 
 
@@ -335,8 +335,8 @@ class AsyncEngine:
         results = torch.zeros(slots, abi.COUNTERS + 2, dtype=torch.int64, pin_memory=pinned)
         depth_terms = torch.zeros(slots, dtype=torch.float64, pin_memory=pinned)
         l1_ssim = results[:, abi.COUNTERS :].view(torch.float64)
-        self._arrivals = [_Arrival(*of_slot) for of_slot in zip(results, l1_ssim, depth_terms, strict=True)]
-        self._host_v_params = [torch.zeros(0, dtype=backend.dtype, pin_memory=pinned)] * slots
+        v_params = [torch.zeros(0, dtype=backend.dtype, pin_memory=pinned)] * slots
+        self._arrivals = [_Arrival(*of_slot) for of_slot in zip(results, l1_ssim, depth_terms, v_params, strict=True)]
         #: Counters, then l1 and ssim as float64: one copy takes them to the host.
         self._results = torch.zeros(abi.COUNTERS + 2, dtype=torch.int64, device=backend.device)
         self._pipeline.l1_ssim = self._results.narrow(0, abi.COUNTERS, 2).view(torch.float64)
@@ -350,15 +350,14 @@ class AsyncEngine:
         return self._pipeline.context
 
     def submit(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> list[float]:
-        slot = self._submitted % len(self._arrivals)
+        arrival = self._arrivals[self._submitted % len(self._arrivals)]
         adam.step += 1
         size = _v_params_size(inputs.view_params)
-        if size != len(self._host_v_params[slot]):  # a step in flight keeps its tensor
-            like = self._host_v_params[slot]
-            self._host_v_params[slot] = torch.zeros(size, dtype=like.dtype, pin_memory=torch.cuda.is_available())
+        if size != len(arrival.v_params):
+            arrival.v_params = torch.zeros(size, dtype=arrival.v_params.dtype, pin_memory=torch.cuda.is_available())
         on_gpu = self._pipeline.backend.device.type == "cuda"
         done = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
-        pending = _Pending(gaussians, adam, adam.step, inputs, self._arrivals[slot], self._host_v_params[slot], done)
+        pending = _Pending(gaussians, adam, adam.step, inputs, arrival, done)
         self._submitted += 1
         self._pending.append(pending)
         self._enqueue(pending)
@@ -383,7 +382,7 @@ class AsyncEngine:
                 continue
             self._pending.popleft()
             self.isects = isects
-            apply_view_grads(first.inputs.view_params, first.v_params)
+            apply_view_grads(first.inputs.view_params, arrival.v_params)
             depth = 0.0 if first.inputs.depth is None else float(arrival.depth_term)
             losses.append(total_loss(first.inputs.ssim_lambda, *arrival.l1_ssim.tolist()) + depth)
         return losses
@@ -405,7 +404,7 @@ class AsyncEngine:
         arrival = pending.arrival
         arrival.results.copy_(self._results, non_blocking=True)
         if pending.inputs.view_params is not None:
-            pending.v_params.copy_(pipeline.v_params, non_blocking=True)
+            arrival.v_params.copy_(pipeline.v_params, non_blocking=True)
         if pending.inputs.depth is not None:
             arrival.depth_term.copy_(pipeline.depth_term, non_blocking=True)
         if pending.done is not None:

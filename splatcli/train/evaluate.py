@@ -357,11 +357,6 @@ class ShardedScorer(Scorer):
             yield from (row[1 : 1 + int(row[0])] if row[0] else None for row in results[: len(batch)])
 
 
-def make_scorer(scene: Scene, renderer: Renderer, engine: object) -> Scorer:
-    """Return the scorer of a run's views: of one process, or with a ShardedEngine of all that hold shards."""
-    return ShardedScorer(scene, renderer, engine) if isinstance(engine, ShardedEngine) else Scorer(scene, renderer)
-
-
 def _render_settings(state: TrainState) -> _RenderSettings:
     config = state.config
     colour = evaluation_colour(config)

@@ -124,10 +124,17 @@ class TrainState:
         """Compute the sizes of the 3D filter anew; no step may be pending. largest_of_all: see filter_sizes()."""
         self.filter_3d = filter_sizes(self.gaussians.means, self.training_cameras(), largest_of_all)
 
+    def refined_cameras(self) -> list[Camera]:
+        """Return the cameras, those of training views with their trained poses."""
+        cameras = list(self.cameras)
+        for row, view in enumerate(self.train):
+            cameras[view] = self.per_view_params.camera(row, cameras[view])
+        return cameras
+
     def training_cameras(self) -> list[Camera]:
         """Return the cameras of the training views that are not left out, with their trained poses."""
-        rows = (row for row in range(len(self.train)) if row not in self.sampler.skipped)
-        return [self.per_view_params.camera(row, self.cameras[self.train[row]]) for row in rows]
+        cameras = self.refined_cameras()
+        return [cameras[view] for row, view in enumerate(self.train) if row not in self.sampler.skipped]
 
     def to_checkpoint(self) -> Checkpoint:
         """Return the state on the CPU. Tensors may be shared with the state: write it before the next step."""

@@ -21,6 +21,7 @@ from splatcli.errors import OutputError, ResourceError, SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.loss_engine import LossEngine
 from splatcli.rasterizer.memory_budget import Budget
+from splatcli.rasterizer.sharded import ShardedEngine
 from splatcli.rasterizer.step_inputs import StepEngine
 from splatcli.scene.scene import Scene
 from splatcli.train.changed_settings import apply_config
@@ -36,7 +37,7 @@ from splatcli.train.data_parallel import (
 )
 from splatcli.train.densify import StrategyFactory, make_strategy
 from splatcli.train.densify.control import DensityControl
-from splatcli.train.evaluate import Renderer, blur_note, make_renderer, make_scorer
+from splatcli.train.evaluate import Renderer, Scorer, ShardedScorer, blur_note, make_renderer
 from splatcli.train.events import (
     Alarmed,
     Event,
@@ -200,7 +201,12 @@ class Trainer:
         self.stepper = Stepper(
             self.state, self.scene, self._budget, group=self.group, engine=self._engine, image_limit=image_limit
         )
-        self.scorer = make_scorer(self.scene, self._renderer, self.stepper.batch_engine)
+        engine = self.stepper.batch_engine
+        self.scorer = (
+            ShardedScorer(self.scene, self._renderer, engine)
+            if isinstance(engine, ShardedEngine)
+            else Scorer(self.scene, self._renderer)
+        )
         self.finite_monitor = FiniteMonitor()
         self.intersection_monitor = IntersectionMonitor()
         self.quality_monitor = QualityMonitor(config.guard)
