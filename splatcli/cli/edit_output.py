@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from splatcli.cli.export import COMMENTED, LOD_LEVELS, write_stream
+from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from splatcli.checkpoint.state import Checkpoint
     from splatcli.cli.console import Output
     from splatcli.cli.edit import EditArguments
@@ -35,7 +38,6 @@ class EditTarget:
     def of(cls, args: EditArguments, operations: Sequence[Operation]) -> EditTarget:
         """Return the target of an edit. operations: all of the first model. Raises UsageError, OutputError."""
         from splatcli.cli.console import stdout_or
-        from splatcli.edit.run_state import check_droppable
         from splatcli.formats import streamed_sog
         from splatcli.formats.registry import format_to_write
         from splatcli.output_files import check_file_place, check_place, refuse_existing
@@ -52,7 +54,7 @@ class EditTarget:
         if not args.dry_run and str(path) != "-":
             check_file_place(path) if folder is None else check_place(folder)
         if args.writes_checkpoint:
-            check_droppable(operations)
+            _check_droppable(operations)
             return cls(path, None, path.is_file())
         if folder is not None:
             streamed_sog.check_folder(folder, overwrite=args.overwrite)
@@ -124,15 +126,53 @@ def write_result(
     out.result({"path": target.path, **result.facts}, [target.path])
 
 
+#: Statistics of a strategy that have a row for each Gaussian.
+_STATISTICS = ("grad2d", "count")
+_TRAIN_ON = "-o edited.ply; to train on: splat train SCENE --init edited.ply"
+
+
+def _check_droppable(operations: Sequence[Operation]) -> None:
+    """Raise UsageError for an operation after which Adam's moments would not belong to the Gaussians."""
+    from splatcli.edit.operations import Clean, Keep
+
+    for one in operations:
+        if not isinstance(one, Keep | Clean):
+            raise UsageError(
+                "a checkpoint holds Adam's moments, which stay true only where Gaussians are dropped: by --crop, "
+                "--crop-out, --filter and --clean",
+                where=one.label,
+                remedy=_TRAIN_ON,
+            )
+
+
+def _only_rows(checkpoint: Checkpoint, rows: Tensor) -> Checkpoint:
+    """Return the checkpoint with these of its Gaussians, as stored. rows: [M] int64, ascending.
+
+    Raises ModelFileError for a checkpoint that cannot be resumed, UsageError for one with statistics of unknown rows.
+    """
+    from torch import Tensor
+
+    from splatcli.train.state import check_resumable
+
+    check_resumable(checkpoint)
+    tensors = {name for name, value in checkpoint.strategy.items() if isinstance(value, Tensor)}
+    if unknown := sorted(tensors.difference(_STATISTICS)):
+        raise UsageError(
+            f"its strategy keeps {', '.join(unknown)}, of which nobody knows what belongs to a Gaussian",
+            where="-o",
+            remedy=_TRAIN_ON,
+        )
+    return checkpoint.select_rows(rows)
+
+
 def _write_checkpoint(result: EditResult, path: Path, checkpoint: Checkpoint | None) -> None:
     from splatcli.checkpoint.file import save_checkpoint
-    from splatcli.edit.run_state import only_rows
     from splatcli.output_files import make_parent_folder
 
     assert checkpoint is not None, "checked when the model was read"
     assert result.model.rows is not None, "Gaussians were dropped, and nothing else"
     make_parent_folder(path)
-    save_checkpoint(path, only_rows(checkpoint, result.model.rows))
+    save_checkpoint(path, _only_rows(checkpoint, result.model.rows))
 
 
 def _write_stream(result: EditResult, chosen: Format, folder: Path, metadata: ExportMetadata, out: Output) -> None:
