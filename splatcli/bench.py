@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from splatcli import __version__, machine
 from splatcli.checkpoint.atomic import ended_by_signals
-from splatcli.config import UNREADABLE_TOML, fault
+from splatcli.config import UNREADABLE_TOML, first_fault
 from splatcli.errors import ResourceError, SceneError, SplatError, UsageError
 
 
@@ -126,9 +126,8 @@ def read_plan(path: Path, *, data: Path | None = None, seeds: list[int] | None =
             f"cannot read the plan: {error.strerror}", where=path, remedy="see splat bench --help"
         ) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{place}: {fault(first)}", where=path, remedy="benchmarks/plans/ has examples") from None
+        what = first_fault(error, "the plan")
+        raise UsageError(what, where=path, remedy="benchmarks/plans/ has examples") from None
     except UNREADABLE_TOML as error:
         raise UsageError(f"not valid TOML: {error}", where=path, remedy="benchmarks/plans/ has examples") from None
     for name, setting in plan.settings.items():

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from splatcli.checkpoint.atomic import TEMPORARY
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import CONFIG, LATEST, METRICS, checkpoints_of, is_locked, step_of
-from splatcli.config import fault, parse_config
+from splatcli.config import first_fault, parse_config
 from splatcli.errors import ModelFileError, ResourceError, SplatError, UnreadableError, VersionError, os_errors
 
 #: The checks of load_checkpoint(), in its order.
@@ -126,8 +126,7 @@ def _settings_fault(path: Path, files: list[Path]) -> _Fault:
     try:
         parse_config(json.loads(path.read_text(encoding="utf-8")))
     except ValidationError as error:
-        first = error.errors()[0]
-        return f"not valid: {'.'.join(map(str, first['loc']))}: {fault(first)}", False, remedy
+        return f"not valid: {first_fault(error, 'the file')}", False, remedy
     except (ValueError, RecursionError) as error:
         return f"not JSON: {error}", False, remedy
     return None

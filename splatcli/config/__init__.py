@@ -17,7 +17,7 @@ from splatcli.config.build import (
     strategy_recipe,
     with_settings,
 )
-from splatcli.config.faults import fault
+from splatcli.config.faults import fault, first_fault
 from splatcli.config.section import Flag, Section
 from splatcli.config.settings import (
     COLOUR_MAPS,
@@ -75,6 +75,7 @@ __all__ = [
     "ViewsConfig",
     "build_config",
     "fault",
+    "first_fault",
     "flat_settings",
     "parse_blocks",
     "parse_colour",

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
 #: Types of pydantic's errors -> what is expected. {0} is the limit that the error names.
@@ -58,6 +59,16 @@ def fault(error: ErrorDetails) -> str:
     found = next((words for start, words in _KINDS.items() if kind.startswith(start) and kind != "json_invalid"), None)
     # Those of validators of our own are plain already.
     return f"expected {found}" if found else error["msg"].removeprefix("Value error, ")
+
+
+def first_fault(error: ValidationError, whole: str) -> str:
+    """Return the first fault of what pydantic refuses, after its place: ``lods.0: expected a table``.
+
+    whole: stands for the place where the value as a whole is wrong.
+    """
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"])) or whole
+    return f"{place[:100]}: {fault(first)[:200]}"
 
 
 def _limit(context: dict[str, Any]) -> str:

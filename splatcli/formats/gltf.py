@@ -26,7 +26,7 @@ from splatcli.checkpoint.foreign.imported import (
     Floats,
     ImportedModel,
 )
-from splatcli.config import fault
+from splatcli.config import first_fault
 from splatcli.errors import ModelFileError, UsageError
 from splatcli.formats.format import Encoded, ExportMetadata, Format, file_size
 from splatcli.formats.quantisation import (
@@ -419,9 +419,7 @@ def _spz_content(document: _Document, name: str, extension: object, binary: memo
     try:
         view = _view(document, _Spz.model_validate(extension).bufferView, where)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the extension"
-        raise ModelFileError(f"{place}: {fault(first)[:200]}", where=where) from None
+        raise ModelFileError(first_fault(error, "the extension"), where=where) from None
     if view.byteOffset + view.byteLength > len(binary):
         raise ModelFileError(
             f"its {view.byteLength:,} bytes from byte {view.byteOffset:,} do not lie inside the {len(binary):,} bytes "
@@ -464,9 +462,7 @@ def _chunks(path: Path, size: int) -> tuple[_Document, memoryview]:
     try:
         document = _Document.model_validate(json.loads(bytes(text)))
     except ValidationError as error:
-        first = error.errors()[0]
-        place_ = ".".join(map(str, first["loc"]))
-        raise ModelFileError(f"its JSON part is not glTF's: {place_[:100]}: {fault(first)[:200]}", where=path) from None
+        raise ModelFileError(f"its JSON part is not glTF's: {first_fault(error, 'the text')}", where=path) from None
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"its JSON part cannot be read: {str(error)[:200]}", where=path) from None
     return document, parts.get(BINARY, memoryview(b""))

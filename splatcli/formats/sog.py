@@ -31,7 +31,7 @@ from splatcli.checkpoint.foreign.imported import (
     Floats,
     ImportedModel,
 )
-from splatcli.config import fault
+from splatcli.config import first_fault
 from splatcli.errors import ModelFileError, UsageError, VersionError
 from splatcli.formats.format import (
     Encoded,
@@ -448,9 +448,7 @@ def _meta(content: bytes, path: Path) -> _Meta | _Meta1:
             )
         return _Meta.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the text"
-        raise ModelFileError(f"meta.json is not that of a SOG: {place}: {fault(first)}", where=path) from None
+        raise ModelFileError(f"meta.json is not that of a SOG: {first_fault(error, 'the text')}", where=path) from None
 
 
 def _read(meta: _Meta | _Meta1, open_file: _Open, size: int, path: Path) -> ImportedModel:

@@ -27,7 +27,7 @@ from torch import Tensor
 from splatcli import __version__
 from splatcli.checkpoint.atomic import write_folder_atomically
 from splatcli.checkpoint.foreign.imported import Columns, ImportedModel, check_finite
-from splatcli.config import fault
+from splatcli.config import first_fault
 from splatcli.errors import ModelFileError, OutputError, VersionError
 from splatcli.formats.format import ExportMetadata, Format, file_size
 from splatcli.formats.sog import STREAMED, import_sog, sog_files
@@ -342,9 +342,8 @@ class _Index(BaseModel):
         try:
             found = cls.model_validate(json.loads(path.read_bytes()))
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "the text"
-            raise ModelFileError(f"not the index of a streamed SOG: {place}: {fault(first)}", where=path) from None
+            reason = first_fault(error, "the text")
+            raise ModelFileError(f"not the index of a streamed SOG: {reason}", where=path) from None
         except (ValueError, RecursionError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             raise ModelFileError(f"not the index of a streamed SOG ({reason})", where=path) from None
@@ -381,8 +380,7 @@ def _levels(lods: dict[str, Any], path: Path) -> dict[int, _Range]:
     try:
         return {int(level): _Range.model_validate(entry) for level, entry in lods.items()}
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {fault(first)}"
+        reason = first_fault(error, "a level")
     except ValueError as error:
         reason = str(error)
     raise ModelFileError(f"a leaf of the tree has no readable levels: {reason}", where=path)
