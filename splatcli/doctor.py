@@ -33,6 +33,7 @@ TOLERANCE = 5e-3
 
 def examine() -> dict[str, Any]:
     """Return all facts as JSON. Nothing is raised: a failure is a fact with a remedy."""
+    driver_cuda = build_cuda.driver_cuda()
     facts: dict[str, Any] = {
         "splatcli": __version__,
         "python": platform.python_version(),
@@ -40,7 +41,7 @@ def examine() -> dict[str, Any]:
         "torch": torch.__version__,
         "torch_cuda": torch.version.cuda,
         "driver": _driver(),
-        "driver_cuda": _dotted(build_cuda.driver_cuda()),
+        "driver_cuda": None if driver_cuda is None else "{}.{}".format(*driver_cuda),
         "gpus": [_gpu(i) for i in range(torch.cuda.device_count())],
         "compiler": _attempt(_compiler),
         "nvcc": _attempt(_nvcc),
@@ -217,10 +218,6 @@ def _no_gpu(driver: bool) -> dict[str, Any]:
         problem = f"torch for CUDA {torch.version.cuda} finds no GPU"
         remedy = "check nvidia-smi, CUDA_VISIBLE_DEVICES, and that the driver supports this CUDA version"
     return {"works": False, "problem": problem, "remedy": remedy}
-
-
-def _dotted(version: tuple[int, int] | None) -> str | None:
-    return None if version is None else f"{version[0]}.{version[1]}"
 
 
 def _check_gpu(gpu: int) -> dict[str, Any]:

@@ -569,13 +569,11 @@ class ProgressReporter(ProgressBar):
         self._iterations = getattr(event, "iterations", self._iterations)
         if isinstance(event, Evaluated | Probed):
             kind = "test" if isinstance(event, Evaluated) else "train"
-            self._psnr = {kind: f"{kind} PSNR {event.psnr:.2f}", **self._others(kind)}
+            others = {other: text for other, text in self._psnr.items() if other != kind}
+            self._psnr = {kind: f"{kind} PSNR {event.psnr:.2f}", **others}
         text = describe_event(event)
         if text is not None:
             self.print(text)
-
-    def _others(self, kind: str) -> dict[str, str]:
-        return {other: text for other, text in self._psnr.items() if other != kind}
 
 
 def describe_event(event: Event) -> str | None:

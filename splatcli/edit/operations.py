@@ -54,16 +54,16 @@ def _logit(value: float) -> float:
     return math.log(value) - math.log1p(-value) if value > 0 else -math.inf
 
 
-def _log_radius_product(volume: float) -> float:
-    return _log(volume) - math.log(4 / 3 * math.pi)
-
-
 #: The space of a quantity's raw values: from a number of an expression to it, and from it back.
 _Space = tuple[Callable[[float], float], Callable[[Tensor], Tensor]]
 _PLAIN: _Space = (float, torch.Tensor.clone)
 _LOGIT: _Space = (_logit, torch.sigmoid)
 _LOG: _Space = (_log, torch.exp)
-_VOLUME: _Space = (_log_radius_product, lambda raw: 4 / 3 * math.pi * torch.exp(raw))
+#: Of an ellipsoid; the raw values are logarithms of the product of its half axes.
+_VOLUME: _Space = (
+    lambda volume: _log(volume) - math.log(4 / 3 * math.pi),
+    lambda raw: 4 / 3 * math.pi * torch.exp(raw),
+)
 
 #: name -> the raw values of Gaussians, [N] float64, and their space: what is monotonic is compared without being
 #: activated.

@@ -442,16 +442,10 @@ def _joined(parts: Iterable[Columns[Tensor]]) -> Columns[Tensor]:
     """Return the columns of all parts; those of lower SH degree get zeros."""
     found = list(parts)
     most = max(part.shN.shape[1] for part in found)
-    return Columns(
-        *(
-            torch.cat([_filled(getattr(part, name), most) if name == "shN" else getattr(part, name) for part in found])
-            for name in Columns._fields
-        )
-    )
-
-
-def _filled(shN: Tensor, size: int) -> Tensor:
-    return torch.nn.functional.pad(shN, (0, 0, 0, size - shN.shape[1]))
+    found = [
+        part._replace(shN=torch.nn.functional.pad(part.shN, (0, 0, 0, most - part.shN.shape[1]))) for part in found
+    ]
+    return Columns(*(torch.cat([getattr(part, name) for part in found]) for name in Columns._fields))
 
 
 FORMAT = Format("lod", "", "a streamed SOG", SH_DEGREE, read=import_streamed, names=(INDEX,))

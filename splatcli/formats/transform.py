@@ -15,10 +15,7 @@ import scipy
 import torch
 from numpy.typing import NDArray
 
-from splatcli.checkpoint.foreign.imported import (
-    Columns,
-    Floats,
-)
+from splatcli.checkpoint.foreign.imported import Columns, Floats
 from splatcli.errors import ModelFileError
 from splatcli.formats.quantisation import Doubles
 from splatcli.gaussians import SHN_COUNTS

@@ -17,11 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from splatcli.checkpoint.foreign.imported import (
-    Columns,
-    Floats,
-    ImportedModel,
-)
+from splatcli.checkpoint.foreign.imported import Columns, Floats, ImportedModel
 from splatcli.errors import ModelFileError, OutputError, ResourceError
 from splatcli.formats.format import Encoded, ExportMetadata, Format, file_size, first_member
 from splatcli.formats.quantisation import Doubles, log_scales_of, logits_of, opacities_of, scales_of, unit_quats
@@ -152,9 +148,7 @@ def import_usd(path: Path, *, lenient: bool = False) -> ImportedModel:
         turned = half_turn(_placed(columns, facts, path))
     return ImportedModel(
         "USD",
-        Columns.tensors(
-            **turned._asdict(),
-        ),
+        Columns.tensors(**turned._asdict()),
         declared=True,
         sealed=True,
     )

@@ -420,15 +420,6 @@ class _CameraRender:
         return torch.nn.functional.pad(part, (0, CHANNELS - part.shape[0]))
 
 
-def _alone(images: list[Tensor]) -> Tensor:
-    return images[0][None]
-
-
-def _depth_of(mode: RenderMode, colors: Tensor) -> int:
-    """Return the channels of the images in ``mode``."""
-    return (colors.shape[-1] if "RGB" in mode else 0) + (mode != "RGB")
-
-
 def _stacked(image: Tensor, alpha: Tensor, depth: Tensor, mode: RenderMode) -> Tensor:
     """Return [H, W, X] the channels of ``mode``."""
     if mode == "RGB":
@@ -620,13 +611,14 @@ class _Call:
         images = [_stacked(*one, self.mode) for one in rendered]
         shape = (*batch, cameras, self.facts["height"], self.facts["width"])
         if images:
+            alphas = [alpha for _, alpha, _ in rendered]
             # One image of many channels is large: it is not copied.
-            together = torch.stack if len(images) > 1 else _alone
-            image, alpha = together(images), together([alpha for _, alpha, _ in rendered])
+            image, alpha = (some[0][None] if len(some) == 1 else torch.stack(some) for some in (images, alphas))
         else:
             # Empty, but part of the graph, so that backward() works.
             nothing = sum(t.flatten()[:0].sum() for t in (*moved, opacities, colors))
-            image = means.new_zeros(0, _depth_of(self.mode, colors)) + nothing
+            channels = (colors.shape[-1] if "RGB" in self.mode else 0) + (self.mode != "RGB")
+            image = means.new_zeros(0, channels) + nothing
             alpha = image[:, :1]
         return image.view(*shape, -1 if images else image.shape[-1]), alpha.view(*shape, 1), meta
 

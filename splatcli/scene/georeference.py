@@ -143,7 +143,8 @@ def fit_similarity(old: NDArray[np.float64], new: NDArray[np.float64], what: str
     for _ in range(10):
         similarity = Similarity.of_pairs(old[used], new[used])
         lengths = np.linalg.norm(new - similarity(old), axis=1)
-        limit = _OUTLIER * math.sqrt(3) * max(_sigma(lengths[used], 1.0), _robust(lengths), exact)
+        robust = float(np.median(lengths)) / _MEDIAN_LENGTH
+        limit = _OUTLIER * math.sqrt(3) * max(_sigma(lengths[used], 1.0), robust, exact)
         again = lengths <= limit
         if (again == used).all():
             break
@@ -171,10 +172,6 @@ def _sigma(lengths: NDArray[np.float64], freedom: float) -> float:
     freedom: degrees of freedom for each position and axis.
     """
     return math.sqrt(float((lengths**2).mean()) / 3 / max(freedom, 1e-9))
-
-
-def _robust(lengths: NDArray[np.float64]) -> float:
-    return float(np.median(lengths)) / _MEDIAN_LENGTH
 
 
 def _agreeing(old: NDArray[np.float64], new: NDArray[np.float64]) -> NDArray[np.bool_]:

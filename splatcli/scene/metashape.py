@@ -45,6 +45,7 @@ def read_metashape(root: Path, data: DataConfig, problems: Problems) -> SceneSou
     folders = [root / "images", root]
     names = ImageNames([root / data.images] if data.images else folders)
     notes: list[str] = []
+    sensors = {sensor.get("id", "") for sensor in chunk.iterfind("sensors/sensor")}
     lenses = _lenses(chunk, file, problems, notes)
     placements, only = _placements(chunk, file, notes)
     views: list[View] = []
@@ -63,7 +64,7 @@ def read_metashape(root: Path, data: DataConfig, problems: Problems) -> SceneSou
         with problems.collect():
             lens = lenses.get(sensor)
             if lens is None:
-                if sensor not in _sensor_ids(chunk):
+                if sensor not in sensors:
                     raise SceneError(f"{label}: its sensor is not in the file", where=file, remedy=_EXPORT)
                 continue  # its lens is a problem already
             placement = placements.get(master.get("component_id"), placements[None])
@@ -100,10 +101,6 @@ def _chunk(document: ET.Element, file: Path) -> ET.Element:
     if not chunks:
         raise SceneError("has no aligned camera", where=file, remedy="align the photos in Metashape and export again")
     return chunks[0]
-
-
-def _sensor_ids(chunk: ET.Element) -> set[str]:
-    return {sensor.get("id", "") for sensor in chunk.iterfind("sensors/sensor")}
 
 
 def _why_not(

@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 FULL = 0.99
 
 
-def _never(step: int) -> bool:
-    return False
-
-
 class DensityControl:
     """Refines the Gaussians of a state, in one process or in all that hold shards of them.
 
@@ -61,7 +57,8 @@ class DensityControl:
         if state.shard is not None:
             assert self._group is not None
             gaussians, stats = gather_geometry(state, self._group)
-        if getattr(strategy, "uses_weights", _never)(step):
+        uses_weights = getattr(strategy, "uses_weights", None)  # which a strategy need not have
+        if uses_weights is not None and uses_weights(step):
             stats = self._with_weights(state, gaussians, stats, step)
         refinement = strategy.refine(step, gaussians, stats, generator)
         if refinement is None:
