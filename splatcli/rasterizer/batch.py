@@ -31,7 +31,7 @@ _ALIGNED = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BatchResult:
     """The results of a step on several views, in the order of the views.
 
     losses: of each view. isects: tile intersections of the fullest one.
@@ -65,7 +65,7 @@ class BatchEngine:
         adam: AdamState,
         cameras: Sequence[Camera],
         inputs_of: Callable[[int], StepInputs],
-    ) -> Outcome:
+    ) -> BatchResult:
         """Take one step of Adam along the mean gradient of the views of ``cameras``, and sum up their statistics.
 
         cameras: at least as many as the group has processes, the same in all.
@@ -99,7 +99,7 @@ class BatchEngine:
         assert shared is not None
         self._gather_sums(total)
         self._apply_mean(gaussians, adam, total, len(cameras), shared)
-        return Outcome([loss for loss, _ in results], int(max(isects for _, isects in results)), v_params or None)
+        return BatchResult([loss for loss, _ in results], int(max(isects for _, isects in results)), v_params or None)
 
     def _round(
         self,

@@ -18,7 +18,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from splatcli.rasterizer.colour_planes import constant, line_bands
+from splatcli.rasterizer.colour_planes import constant, row_bands
 
 #: Brightness is Rec. 601 luma of the rendered colour, as in the original.
 LUMA = (0.299, 0.587, 0.114)
@@ -38,7 +38,7 @@ def slice_grid(image: Tensor, grid: Tensor, out: Tensor) -> Tensor:
     cut = _cut(image, grid)
     with torch.autocast(image.device.type, enabled=False):
         maps = cut.maps(grid)
-        for lines in line_bands(image, AT_A_TIME):
+        for lines in row_bands(image, AT_A_TIME):
             colours = cut.pieces(image[lines])
             affine = _between(maps[lines], cut.weights(colours))
             out[lines] = cut.joined(_mapped(affine, colours))
@@ -51,7 +51,7 @@ def slice_grid_vjp(image: Tensor, grid: Tensor, v_out: Tensor, v_image: Tensor, 
     with torch.autocast(image.device.type, enabled=False):
         maps = cut.maps(grid)
         v_maps = torch.empty_like(maps)
-        for lines in line_bands(image, AT_A_TIME):
+        for lines in row_bands(image, AT_A_TIME):
             colours, v_colours = cut.pieces(image[lines]), cut.pieces(v_out[lines])
             weights, slopes = cut.weights(colours), cut.slopes(colours)
             affine = _between(maps[lines], weights)

@@ -21,11 +21,11 @@ def mapped(matrix: Tensor, planes: Tensor) -> Tensor:
     return columns[0] * planes[0] + columns[1] * planes[1] + columns[2] * planes[2]
 
 
-def line_bands(image: Tensor, at_a_time: Mapping[str, int]) -> list[slice]:
+def row_bands(image: Tensor, at_a_time: Mapping[str, int]) -> list[slice]:
     """Return bands of all pixel rows of an image [H, W, C]. at_a_time: pixels of a band, by the type of the device."""
     height, width, _ = image.shape
-    lines = max(1, at_a_time.get(image.device.type, at_a_time["cpu"]) // width)
-    return [slice(top, min(top + lines, height)) for top in range(0, height, lines)]
+    rows = max(1, at_a_time.get(image.device.type, at_a_time["cpu"]) // width)
+    return [slice(top, min(top + rows, height)) for top in range(0, height, rows)]
 
 
 def constant(values: tuple[Any, ...], like: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from splatcli.rasterizer.colour_planes import colour_planes, constant, line_bands, mapped
+from splatcli.rasterizer.colour_planes import colour_planes, constant, mapped, row_bands
 from splatcli.reproducible import exp, log, sigmoid, softplus, tree_sum
 
 Rows = tuple[tuple[float, ...], ...]
@@ -53,7 +53,7 @@ DARK = 1e-6
 def ppisp(image: Tensor, params: Tensor, out: Tensor) -> Tensor:
     """Fill ``out`` [H, W, 3] with the colours of image after the parameters [36] of its view. Return it."""
     camera = _Camera(image, params)
-    for lines in line_bands(image, AT_A_TIME):
+    for lines in row_bands(image, AT_A_TIME):
         corrected = _Corrected(image, camera, lines)
         out[lines] = _Lookup(corrected.out).value(camera.tables).movedim(0, 2)
     return out
@@ -61,7 +61,7 @@ def ppisp(image: Tensor, params: Tensor, out: Tensor) -> Tensor:
 
 def ppisp_vjp(image: Tensor, params: Tensor, v_out: Tensor, v_image: Tensor, v_params: Tensor) -> None:
     """Fill v_image [H, W, 3] and v_params [36] from the gradient of ppisp()'s result, v_out [H, W, 3]."""
-    camera, bands = _Camera(image, params), line_bands(image, AT_A_TIME)
+    camera, bands = _Camera(image, params), row_bands(image, AT_A_TIME)
     sums = image.new_empty(_SUMS, len(bands), 3)
     for band, lines in enumerate(bands):
         corrected, v_planes = _Corrected(image, camera, lines), colour_planes(v_out[lines])

@@ -49,8 +49,8 @@ from splatcli.sfm.options import (
 )
 from splatcli.sfm.phases import Phases
 from splatcli.sfm.prepare import Prepared, check_count, prepare, reasons
+from splatcli.sfm.pure_rotation import rotation_share
 from splatcli.sfm.report import CONTRADICTED, TURNED, model_facts, versions
-from splatcli.sfm.rotation import rotation_share
 from splatcli.sfm.second_motion import contradicted_share, second_motion
 from splatcli.sfm.static_masks import StaticParts, border_facts, find_borders, write_static_masks
 from splatcli.sfm.stationary import Places, drop_stationary, known_stationary

@@ -134,17 +134,17 @@ class Stepper:
             self.images.prefetch(state.train[i] for i in _own_upcoming(state, rank, size))
             cameras = [scene_camera(state, scene, step, row) for row in rows]
             refined = [state.per_view_params.camera(row, camera) for row, camera in zip(rows, cameras, strict=True)]
-            outcome = engine.step(state.gaussians, state.adam, refined, inputs_of)
-        self._batch_isects = outcome.isects
-        for row, camera, v_params in zip(rows, cameras, outcome.v_params or [], strict=False):
+            result = engine.step(state.gaussians, state.adam, refined, inputs_of)
+        self._batch_isects = result.isects
+        for row, camera, v_params in zip(rows, cameras, result.v_params or [], strict=False):
             apply_view_grads(_view_params(state, step, row, camera), v_params)
-        for row, loss in zip(rows, outcome.losses, strict=True):
+        for row, loss in zip(rows, result.losses, strict=True):
             view = scene.cameras[state.train[row]].name
             check_loss(step, view, loss, state.gaussians, state.shard)
             self.view_losses[view] = loss
         self.most_gaussians = max(self.most_gaussians, state.count)
         degree = active_sh_degree(state.config.schedule, state.gaussians.sh_degree, step)
-        return [Stepped(step, sum(outcome.losses) / len(outcome.losses), state.count, degree)]
+        return [Stepped(step, sum(result.losses) / len(result.losses), state.count, degree)]
 
     def _view(self, state: TrainState, step: int, row: int) -> tuple[Camera, TrainingImage]:
         """Return the scene's camera and the image of training view ``row`` at the size that step ``step`` has."""
