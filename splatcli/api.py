@@ -890,7 +890,7 @@ def _path(value: str | Path, where: str) -> Path:
 
 
 def _strategy_factory(strategy: object) -> StrategyFactory:
-    """Return what makes a strategy: ``strategy``, or for an object that is one a function that returns it.
+    """Return the factory of a strategy: ``strategy`` itself, or a function that returns the object that is one.
 
     Raises UsageError for anything else.
     """

@@ -209,7 +209,7 @@ class _Neighbourhood:
         return cls(math.log(radius), rows, np.log(spacing), np.log(three), float(np.median(nearest)))
 
     def only(self, chosen: NDArray[np.bool_]) -> _Neighbourhood:
-        """Return the same, with those of its rows that are chosen, [N]."""
+        """Return the chosen rows, [N] of all Gaussians, alone."""
         kept = chosen[self.rows]
         return _Neighbourhood(
             self.radius, self.rows[kept], self.log_spacing[kept], self.log_three[kept], self.neighbour

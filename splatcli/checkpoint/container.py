@@ -219,7 +219,7 @@ def _check_pickle(content: bytes, path: Path) -> None:
 
 @contextmanager
 def name_for_torch(path: Path) -> Iterator[str]:
-    """Yield a name of a file for torch, which opens no name that is not UTF-8: then that of a descriptor of it."""
+    """Yield a name by which torch can open a file: where the path is not UTF-8, that of a descriptor."""
     try:
         name = str(path).encode().decode()
     except UnicodeEncodeError:

@@ -284,7 +284,7 @@ def _config(manifest: Manifest, where: object) -> Config:
 
 
 def _features(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> list[str]:
-    """Return ``requires``, what a reader has to understand."""
+    """Return ``requires``, the features that a reader has to know."""
     features = [name for name in (*COLUMNS, SH_CHANGE) if name in tensors]
     return features + [CAMERA_MODEL] * any(camera.model != "pinhole" for camera in checkpoint.cameras)
 

@@ -242,7 +242,7 @@ def _views(
 
 
 def _shared(chosen: Views, owner: Model, other: Model, out: Output) -> Views:
-    """Return those of the views that two runs share. Raises UsageError where there are none."""
+    """Return the views that two runs share. Raises UsageError where there are none."""
     ours, theirs = owner.checkpoint, other.checkpoint
     if ours is None or theirs is None or not chosen.from_run:
         return chosen

@@ -180,7 +180,7 @@ def _format(facts: dict[str, Any]) -> str:
 
 
 def _name(path: Path) -> str:
-    """Return a short name: that of the run and the file of a checkpoint, else that of the file."""
+    """Return a short name of a model: run and file of a checkpoint, else the file."""
     return "/".join(path.parts[-3::2]) if path.parent.name == "ckpts" and len(path.parts) > 2 else path.name
 
 

@@ -414,7 +414,7 @@ _SHOWN_AFTER = 0.5
 
 
 class _Stages:
-    """Shows what the library reports (splatcli/progress.py): in the progress that is open, else in one of its own."""
+    """Shows the progress that the library reports (splatcli/progress.py), in the open bar or one of its own."""
 
     def __init__(self, out: Output) -> None:
         self._out = out

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def show_sfm(images: Path, place: Path, out: Output) -> None:
-    """Print what training on images without cameras begins with; the rest is known when it is done."""
+    """Print the plan for images without cameras: structure from motion comes first, the rest is known after it."""
     name = scene_name(images)
     lines = [
         f"reads  {images}: images or videos without cameras",

@@ -102,7 +102,7 @@ def _as_splat_error(error: Exception, argv: Sequence[str]) -> SplatError | None:
 
 
 def _less_memory(argv: Sequence[str]) -> str:
-    """Return what takes less memory."""
+    """Return the remedy that takes less memory."""
     return _LESS_MEMORY.get(argv[0] if argv else "", "end other programs, or use a model of fewer Gaussians")
 
 

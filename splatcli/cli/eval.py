@@ -178,7 +178,7 @@ def evaluate(args: EvalArguments) -> int:
 
 
 def _protocol_of(args: EvalArguments, checkpoint: Checkpoint | None) -> Config:
-    """Return the settings that say how images are read and shown: those of the run, else of the command line."""
+    """Return the settings by which images are read and shown: the run's, else the command line's."""
     from splatcli.config import Config, with_settings
 
     given: dict[str, Any] = {}

@@ -189,9 +189,9 @@ _Result = tuple[dict[str, Any], list[object]]
 
 @dataclass(frozen=True)
 class _Target:
-    """Where a model goes, and as what.
+    """The output of an export.
 
-    format: of a file of splats; None for cameras as JSON. folder: of a streamed SOG. region: what is kept of the model.
+    format: of a file of splats; None for cameras as JSON. folder: of a streamed SOG. region: of the Gaussians to keep.
     """
 
     output: Path
@@ -201,7 +201,7 @@ class _Target:
 
 
 def _target(output: Path, args: ExportArguments) -> _Target:
-    """Return what is written to ``output``. Raises UsageError and OutputError for what cannot be."""
+    """Return the target of ``output``. Raises UsageError and OutputError where it cannot be written."""
     from splatcli.checkpoint.atomic import check_name
     from splatcli.formats import streamed_sog
     from splatcli.formats.registry import format_to_write
@@ -487,7 +487,7 @@ COMMENTED = ("ply", "compressed.ply", "glb", "usdz")
 
 
 def place_note(checkpoint: Checkpoint) -> str | None:
-    """Return where the scene lies on the Earth; None where nobody knows."""
+    """Return a sentence on the scene's place on the Earth; None where it is unknown."""
     from splatcli.scene.georeference import place_of, place_text, read_sidecar
 
     dataset = checkpoint.dataset

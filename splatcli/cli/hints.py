@@ -1,4 +1,4 @@
-"""Hints for commands and flags that are not there: what does here what other programs call so, or a name like it."""
+"""Hints for unknown commands and flags: splat's equivalent of another program's, or a similar name."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ _PART = 4
 
 
 def command_hint(words: Sequence[str]) -> str | None:
-    """Return what to type instead of a command line (without ``splat``) of no command; None: unknown."""
+    """Return the command to type in place of one that does not exist (without ``splat``); None: unknown."""
     word = words[0]
     hint = _among(_COMMANDS, word.lower())
     # Unlike Path, os.path answers for names that no file can have.
@@ -136,7 +136,7 @@ def command_hint(words: Sequence[str]) -> str | None:
 
 
 def word_hint(command: str, words: Sequence[str]) -> str | None:
-    """Return what to type instead of ``words``, of which ``splat COMMAND`` takes one less; None: unknown."""
+    """Return a hint for ``words``, one more than ``splat COMMAND`` takes; None: unknown."""
     last = words[-1] if words else ""
     if command in ("export", "render", "mesh") and Path(last).suffix:
         return f"-o names the file to write: -o {shlex.quote(last)}"
@@ -146,7 +146,7 @@ def word_hint(command: str, words: Sequence[str]) -> str | None:
 
 
 def flag_hint(command: str, flag: str, names: Iterable[str]) -> str | None:
-    """Return what does in ``splat COMMAND`` what ``flag`` does elsewhere, or a similar flag; None: unknown.
+    """Return ``splat COMMAND``'s equivalent of another program's ``flag``, or a similar flag; None: unknown.
 
     names: the command's flags.
     """

@@ -294,7 +294,7 @@ def _tables(rows: list[tuple[str, str]], findings: list[dict[str, Any]]) -> list
 
 
 def _rows(facts: dict[str, Any], *, verbose: bool) -> list[tuple[str, str]]:
-    """Return the facts for people, by name: of a model what most want to know, and all of them if ``verbose``."""
+    """Return the facts to show, by name: the main ones of a model, or all if ``verbose``."""
     shown = dict(facts)
     shown.pop("findings", None)
     rows = list(_model_rows(shown)) if "num_gaussians" in facts or "usable" in facts else []
@@ -316,7 +316,7 @@ _NAMES = {
 
 
 def _model_rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what people want to know of a model, by name, and take it out of ``facts``."""
+    """Yield the main facts of a model, by name, and take them out of ``facts``."""
     kind = facts.pop("kind")
     form = facts.pop("format", None)
     yield "kind", kind if form is None else form if kind not in _CHECKPOINTS else f"{kind}: {form}"

@@ -208,7 +208,7 @@ def _cameras(loaded: Model, args: MeshArguments, out: Output) -> list[Camera]:
 
 
 def _comments(loaded: Model, out: Output) -> list[str]:
-    """Return what a file says of its coordinates, and note it."""
+    """Return the comments of a file on its coordinates, and print them as notes."""
     from splatcli.scene.georeference import offset_text
 
     if loaded.checkpoint is None:

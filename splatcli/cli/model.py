@@ -1,4 +1,4 @@
-"""Which model a command works on: the one named, the one that comes through a pipe, or the newest run."""
+"""The model that a command works on: the one named, the one that comes through a pipe, or the newest run."""
 
 from __future__ import annotations
 

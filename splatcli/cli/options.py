@@ -271,7 +271,7 @@ def _build(options_class: Any, given: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class SettingFlags:
-    """The flags of settings, for a field that holds what they are given: dotted key -> value.
+    """The flags of settings, for a field that holds their values: dotted key -> value.
 
     keys: None takes all settings that have flags. help: for keys whose flags mean something else in this command.
     negatable: whether switches can turn a setting off, too.
@@ -343,7 +343,7 @@ def exclusion(*flags: str, remedy: str = "give one") -> UsageError:
 
 
 def require_png(path: Path | None, flag: str) -> None:
-    """Raise UsageError for a picture whose name ends as that of another file; a pipe has no ending."""
+    """Raise UsageError for a picture whose name ends in other than .png; a pipe has no ending."""
     if path is not None and path.suffix.lower() not in ("", ".png"):
         raise UsageError("pictures are PNG files", where=path, remedy=f"{flag} {path.stem}.png")
 

@@ -1,4 +1,4 @@
-"""Command lines and folders as other programs want them: what ``splat train`` makes of them."""
+"""Command lines and folders of other programs, as ``splat train`` takes them."""
 
 from __future__ import annotations
 

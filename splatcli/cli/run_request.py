@@ -1,4 +1,4 @@
-"""The request of a run: what its command line asked for, which tells whether a folder holds the run of another one."""
+"""The request of a run: the settings and options of its command line, by which the same command finds it again."""
 
 from __future__ import annotations
 

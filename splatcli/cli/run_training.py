@@ -500,7 +500,7 @@ def _open_run_dir(group: ProcessGroup | None, make: Callable[[], RunDir]) -> Run
 
 
 def _new_run_dir(scene: Path, place: Path | None = None, *, overwrite: bool = False) -> RunDir:
-    """Create the run folder ``place``; without it that of default_folder(), the next where others take that now."""
+    """Create the run folder ``place``, by default default_folder(), or the next one where another run takes that."""
     from splatcli.checkpoint.run_dir import RunDir
 
     if place is None:

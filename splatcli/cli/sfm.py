@@ -338,7 +338,7 @@ def _check_new(run: Path, *, overwrite: bool) -> None:
 
 
 def _sfm_device(device: str) -> str:
-    """Return the device of structure from motion for that of training: pycolmap may lack a GPU that torch has."""
+    """Return the device of structure from motion, given that of training: pycolmap may lack a GPU that torch has."""
     return "cpu" if device == "cpu" else "auto"
 
 

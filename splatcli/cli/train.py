@@ -130,7 +130,7 @@ class TrainArguments:
             raise UsageError("--max-time chooses the steps itself", where="--iterations", remedy="give one of the two")
 
     def with_points_of_init(self) -> tuple[TrainArguments, str | None]:
-        """Return the arguments with a point cloud of --init as that of --points, and a note; else as they are."""
+        """Return the arguments, with a point cloud that --init names moved to --points; and a note where it is."""
         from splatcli.config import NAMED_STARTS
         from splatcli.formats.ply import is_point_cloud
 

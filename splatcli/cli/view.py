@@ -223,7 +223,7 @@ class _Shown:
 
 
 def _version(path: Path) -> tuple[Path, int, int] | None:
-    """Return what tells a file from another at its path, as of a run that was trained anew; None where none is."""
+    """Return an identity that changes when another file takes the path; None without a file."""
     try:
         found = path.stat()
     except OSError:

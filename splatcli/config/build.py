@@ -1,4 +1,4 @@
-"""Making a Config: of preset, file, flags and assignments for a new run, and of what is stored with an earlier one."""
+"""Make a Config: from preset, file, flags and assignments for a new run, or from the settings stored with a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section and Flag: what a group of settings checks in each of its fields, and how a field gets a flag."""
+"""Section: the checks of every field in a group of settings. Flag: a field's flag on the command line."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _flag_of(key: str, value: object = None) -> str | None:
 
 
 def _as_given(key: str, value: object) -> str:
-    """Return what a command line says for a setting to have a value, after with or without."""
+    """Return ``with --flag VALUE`` or ``without --flag``: how a command line gives a setting a value."""
     flag = _flag_of(key, value)
     if value is None or value is False:
         return f"without {flag or key}"

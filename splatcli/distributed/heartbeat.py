@@ -279,7 +279,7 @@ _MOST_NAMED = 8
 
 
 def first_of(words: Sequence[str], joint: str, odd: Sequence[int] = ()) -> str:
-    """Return what is said of ranks, joined; of more than _MOST_NAMED the first, and how many others there are.
+    """Join sentences about ranks: the first _MOST_NAMED of them, and how many others there are.
 
     odd: places in ``words`` that come first then.
     """

@@ -200,7 +200,7 @@ class ProcessGroup:
             self.monitor.slow(None)
 
     def rank0_section(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        """Let the others wait without limit for what only rank 0 does."""
+        """Let the other ranks wait without limit for work of rank 0."""
         return self.slow_section(doing) if self.rank == 0 else contextlib.nullcontext()
 
     # --- tensors ------------------------------------------------------------------------------------------------
@@ -455,7 +455,7 @@ class Place:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Place:
-        """Return what the launcher's variables say. Raises UsageError without any, DistributedError when some lack."""
+        """Return the place in the variables. Raises UsageError without any, DistributedError when some lack."""
         missing = [name for name in VARIABLES if not environment.get(name)]
         if len(missing) == len(VARIABLES):
             raise UsageError(

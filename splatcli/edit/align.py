@@ -269,7 +269,7 @@ class _Pairs:
         return max(self._spacings[1], similarity.scale * self._spacings[0])
 
     def scored(self, fit: _Fit, similarity: Similarity) -> _Fit:
-        """Return what has become of a fit."""
+        """Return a fit with another similarity and the score of that."""
         _, _, distances = self.find(similarity)
         agreement = np.exp(-0.5 * (distances / self.spacing(similarity)) ** 2)
         return replace(fit, similarity=similarity, score=float(agreement.sum()) / self.fewest)

@@ -132,7 +132,7 @@ class _Search:
     def between(
         self, fits: Fitted, large: Fitted, measure: Callable[[Fitted], int], make: Callable[[int], Fitted]
     ) -> Fitted:
-        """Return a file of a measure between that of one that fits and that of one that is too large.
+        """Return a file of a measure between one that fits and one that is too large.
 
         Sizes are taken as linear in between. From above they come down to the target in few steps, so that Gaussians
         merged for one attempt serve the next one.

@@ -410,7 +410,7 @@ def _losses(columns: Columns[Floats]) -> list[str]:
 
 
 def _fractional_bits(means: Floats, log_scales: Floats) -> int:
-    """Return those of the official encoder, or more for small Gaussians, or as many as fit. Raises UsageError."""
+    """Return the official encoder's number, more for small Gaussians, or as many as fit. Raises UsageError."""
     farthest = float(np.abs(means).max(initial=0.0))
     wanted = _FRACTIONAL_BITS
     if len(log_scales):

@@ -104,7 +104,7 @@ class _Node:
                 yield from child.parts(most)
 
     def located(self, means: NDArray[np.float32], rows: Indices) -> Iterator[tuple[_Node, Indices]]:
-        """Yield each leaf with those of the rows of ``means`` [N, 3] whose positions are in it."""
+        """Yield each leaf with the rows of ``means`` [N, 3] that lie in it."""
         if not self.children:
             yield self, rows
             return
@@ -145,7 +145,7 @@ def level_counts(count: int, levels: int) -> list[int]:
 
 @dataclass(slots=True, eq=False)
 class _Chunks:
-    """The chunks of a folder: what is added to a level waits until a chunk is full."""
+    """The chunks of a folder. Gaussians of a level are written when they fill a chunk."""
 
     folder: Path
     antialiased: bool
@@ -172,7 +172,7 @@ class _Chunks:
         return {"file": self.places[level], "offset": held, "count": len(gaussians)}
 
     def finish(self) -> None:
-        """Write what waits."""
+        """Write the chunks that are not full."""
         for level in sorted(self.waiting):
             self._write(level)
 

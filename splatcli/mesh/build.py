@@ -161,7 +161,7 @@ def _region(
 def _fitting(
     low: NDArray[np.float64], high: NDArray[np.float64], voxel: float, points: NDArray[np.float32], allowed: int
 ) -> float:
-    """Return a voxel above ``voxel`` that takes half of what is allowed: blocks go with the area of the surface."""
+    """Return a larger voxel that takes half of the memory allowed: blocks grow with the area of the surface."""
     usual = Region.around(low, high, float((high - low).max()) / RESOLUTION)
     area = len(usual.occupied(points)) * usual.voxel**2
     while True:

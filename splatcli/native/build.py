@@ -378,7 +378,7 @@ def _build(folder: Path, name: str, sources: list[Path], recipe: Recipe) -> None
 
 
 def _build_error(output: list[str], folder: Path, recipe: Recipe) -> SplatError:
-    """Return the error of a build whose compiler or linker has failed, from what they said."""
+    """Return the error of a build whose compiler or linker has failed, from their messages."""
     for line in output:
         if any(words in line for words in _NO_SPACE):
             return ResourceError(

@@ -189,7 +189,7 @@ _OUR_BUG = ("cudaErrorInvalidConfiguration", "cudaErrorInvalidValue", "cudaError
 
 
 def launch_remedy(message: str, library: Path) -> str:
-    """Return what helps where CUDA refuses to run ``library``, by the name of the cudaError_t in ``message``."""
+    """Return the remedy where CUDA refuses to run ``library``, by the name of the cudaError_t in ``message``."""
     found = re.search(r"\bcudaError\w+", message)
     name = found[0] if found else ""
     if name in _NO_CODE:

@@ -157,7 +157,7 @@ _SUM_UNIT = 1 << 20
 
 
 def second_longest(log_scales: Tensor) -> Tensor:
-    """Return [N], of log-scales [N, 3] that of the second-longest axis."""
+    """Return [N], the log-scale of the second-longest axis, of [N, 3]."""
     a, b, c = log_scales.unbind(dim=1)
     return torch.maximum(torch.minimum(a, b), torch.minimum(torch.maximum(a, b), c))
 

@@ -169,7 +169,7 @@ def rasterize_to_pixels(
 
 
 class _Lists:
-    """The intersections of all images, cut into those of each.
+    """The intersections of all images, by image.
 
     parts: of the kernels' tiles along a side, of which each has a list. Lists of smaller tiles follow one another in
     the list of the kernels' tile, each for the 4x4 blocks of its own: these have no pixel in common, so that the order

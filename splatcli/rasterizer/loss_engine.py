@@ -27,7 +27,7 @@ ASKED = ("gaussians", "alpha", "depth", "camera")
 
 
 def asked_of(loss: Loss) -> tuple[str, ...]:
-    """Return those of ASKED that a loss asks for. Raises TypeError and ValueError for functions without a signature."""
+    """Return the ASKED names that a loss takes. Raises TypeError and ValueError for functions without a signature."""
     # A module of torch takes whatever its forward() takes.
     parameters = inspect.signature(getattr(loss, "forward", loss)).parameters
     return tuple(

@@ -95,7 +95,7 @@ def prior_gradient(params: Tensor, mean: Tensor) -> Tensor:
 
 
 def in_unit(camera: Tensor, unit: float) -> Tensor:
-    """Return the numbers of a camera [27] for images whose longer side spans 1 / ``unit`` of what it did.
+    """Return the numbers of a camera [27] for images whose longer side spans 1 / ``unit`` of the former.
 
     Vignettes are given in units of that side.
     """
@@ -266,7 +266,7 @@ def _homography(shifts: Tensor) -> _Homography:
 
 
 def _correction(shifts: Tensor) -> Tensor:
-    """Return [3, 3] what the colour correction does to (R, G, B), but for the brightness, which stays."""
+    """Return [3, 3], the colour correction of (R, G, B), apart from the brightness, which stays."""
     shape = _homography(shifts)
     left, right = (constant(part, shape.white) for part in (_FROM_RGI, _rows(_TO_WEIGHTS, _TO_RGI)))
     return _product(_product(left, shape.targets * shape.weights), right)

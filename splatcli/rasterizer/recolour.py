@@ -1,4 +1,4 @@
-"""Recolouring: what a view's trained colours do between the rendered image and the loss, and its gradient.
+"""Recolouring: a view's trained map of colours, between the rendered image and the loss, and its gradient.
 
 The shape of the parameters tells which kind they are: an exposure [3, 4], an affine map of colours; a bilateral grid
 [12, L, Y, X] (bilateral_grid.py); or those of PPISP [36] (ppisp.py).

@@ -82,7 +82,7 @@ def fill_context(context: RasterContext, sent: Tensor) -> abi.GaussianArrays:
 
 
 def returned_sums(context: RasterContext, count: int) -> Tensor:
-    """Return [count, RETURNED], what blend_vjp has left for each Gaussian of fill_context()."""
+    """Return [count, RETURNED], the sums that blend_vjp has left for each Gaussian of fill_context()."""
     sums = context.summed_isect_grads()[:count]
     reached = context.arena.take("reached", 0, torch.int32)[:count]
     return torch.cat([sums, reached.view(torch.float32)[:, None]], dim=1)
@@ -162,7 +162,7 @@ class ShardedEngine(BatchEngine):
     def _project(
         self, gaussians: Gaussians, views: Sequence[abi.View], problem: Exception | None
     ) -> tuple[list[ProjectedView], Tensor, list[int]]:
-        """Project for all views of a round, and exchange what they see.
+        """Project for all views of a round, and exchange the visible Gaussians.
 
         problem: an earlier error of this process, which is raised in all.
         Returns (the projected views, the projected Gaussians that this process' view sees, how many from each process).

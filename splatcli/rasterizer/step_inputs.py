@@ -1,4 +1,4 @@
-"""StepInputs, what an engine needs for one step; StepEngine, its interface; DensifyStats, what a step accumulates.
+"""StepInputs: the inputs of one step; StepEngine: the interface of engines; DensifyStats: sums over steps.
 
 Engines may enqueue a step and report its loss later.
 """

@@ -209,7 +209,7 @@ class TrainStepPipeline:
         self.backend.call("noise", self.backend.arrays(gaussians), job)
 
     def follow_stream(self, *more: Tensor) -> None:
-        """Order what is enqueued from now on behind what this pipeline has enqueued, on whatever stream of torch's.
+        """Let the current stream wait for the work of this pipeline, which may be on another stream of torch's.
 
         Buffers are reused from step to step. torch gives memory back on the stream on which it was allocated, so the
         others are recorded in the buffers. more: further tensors of the engine's own.

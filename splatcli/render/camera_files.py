@@ -352,7 +352,7 @@ def is_camera_path(path: Path) -> bool:
 
 
 def camera_path_json(cameras: Sequence[Camera], fps: float) -> tuple[str, list[str]]:
-    """Return (the file, notes on what it cannot hold). Poses are in the frame of the model.
+    """Return (the file, notes on facts that it cannot hold). Poses are in the frame of the model.
 
     Raises UsageError if the cameras have several sizes or models, or are orthographic.
     """

@@ -467,7 +467,7 @@ def _durations(lengths: Doubles, times: list[float | None], seconds: float) -> D
 
 
 def _monotone(at: Doubles, values: Doubles, loop: bool) -> scipy.interpolate.PchipInterpolator:
-    """Return the smooth function through rising ``values``, 0...1, that rises wherever they do."""
+    """Return the smooth monotonic function through rising ``values`` from 0 to 1."""
     if loop:  # a lap before and one after, so that it is smooth where it closes
         at = np.concatenate([at[:-1] - at[-1], at, at[1:] + at[-1]])
         values = np.concatenate([values[:-1] - 1.0, values, values[1:] + 1.0])

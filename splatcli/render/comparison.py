@@ -50,7 +50,7 @@ class ViewFigures:
 
     @property
     def alike(self) -> float:
-        """Return the PSNR of what the slider shows: of A against B, or of the one model against the photo."""
+        """Return the PSNR of the two images at the slider: A against B, or the one model against the photo."""
         return self.figures["psnr_ab"] if "psnr_ab" in self.figures else self.figures["psnr_a"]
 
     @property
@@ -143,7 +143,7 @@ def choose(views: Sequence[ViewFigures], most: int) -> list[tuple[ViewFigures, s
 
 
 def own_cameras(cameras: Iterable[Camera], shift: NDArray[np.float64]) -> Callable[[Camera], Camera]:
-    """Return what gives the camera of a view in the frame of another run: its own of that name, at the view's size.
+    """Return the function from a view to the camera of that name in the frame of another run, at the view's size.
 
     Where that is of another model, only its pose counts.
 

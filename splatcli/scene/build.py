@@ -1,4 +1,4 @@
-"""The scene of what a reader has found: images, masks, depths, points and cameras put together."""
+"""Build the Scene of a reader's SceneSource: images, masks, depths, points and cameras put together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examine: what was looked for in a scene, what was found, and what about it looks wrong, with what helps."""
+"""Inspect a scene: findings on its images, masks, cameras and points, those that look wrong with a remedy."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def _points(scene: Scene) -> Iterator[Finding]:
 
 
 def compare_observations(scene: Scene) -> Iterator[Finding]:
-    """Yield what the observations of points say of cameras and poses; nothing where there are none."""
+    """Yield findings on cameras and poses, by the observations of points; nothing without observations."""
     found = colmap.read_observations(scene.file) if scene.kind == colmap.READER.name else scene.observations
     if found is None:
         return

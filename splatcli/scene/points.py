@@ -151,12 +151,12 @@ class ImagePoints:
 
     @classmethod
     def of(cls, rows: Iterable[tuple[int, int, float, float]]) -> ImagePoints:
-        """Return those of tuples of a view, a point and a pixel. Raises ValueError and TypeError for other tuples."""
+        """Return the observations of tuples: view, point, pixel. Raises ValueError and TypeError for other tuples."""
         table = np.fromiter(rows, np.dtype((np.float64, 4))).astype(np.float64)
         return cls(table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2:])
 
     def joined(self, other: ImagePoints, before: int) -> ImagePoints:
-        """Return these and those of points that have ``before`` rows before them."""
+        """Return these observations and ``other``, whose points come after ``before`` rows."""
         return ImagePoints(
             np.concatenate([self.views, other.views]),
             np.concatenate([self.points, before + other.points]),

@@ -1,4 +1,4 @@
-"""Scene: cameras at the training resolution, their images, points, and who is held out."""
+"""Scene: cameras at the training resolution, their images, points, and the held-out views."""
 
 from __future__ import annotations
 

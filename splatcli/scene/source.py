@@ -25,7 +25,7 @@ MAX_NAME = 255
 
 
 class Lens(Protocol):
-    """Where the lens of a view is described, and what it is.
+    """The lens of a view, and the file that describes it.
 
     file, label: the file, and what to call the lens in messages ("camera 3", "frame 7 'a.jpg'").
     """

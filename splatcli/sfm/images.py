@@ -230,7 +230,7 @@ _EXIF_IFD, _TAKEN = 0x8769, (0x9003, 0x9291)
 
 
 def edits_note(edits: Mapping[str, str]) -> str:
-    """Return the sentence that names images which show what others show."""
+    """Return the sentence that names images of a photo that is there in another form."""
     named = listed([f"{name} of {original}" for name, original in edits.items()], SHOWN)
     are = "1 image is another form" if len(edits) == 1 else f"{len(edits)} images are other forms"
     return f"{are} of the same photo, edited or of another format, and left out: {named}"

@@ -222,7 +222,7 @@ class Job:
         return how_to_match(self.options.matching, count, video=self.inputs.is_video)
 
     def _choose_pairs(self, stored: list[Stored]) -> tuple[str, list[Pair]]:
-        """Return by what the images to match were chosen, for the report, and the pairs of them."""
+        """Return the method by which pairs of images were chosen, for the report, and the pairs."""
         cameras, how = self.options.cameras, self._how_to_match(len(stored))
         by_pose = cameras is not None and self.options.matching == "auto"
         if cameras is not None and by_pose:

@@ -1,4 +1,4 @@
-"""Models from a database of matches, by pycolmap's mappers, and what is read of and written into one."""
+"""Models from a database of matches, by pycolmap's mappers; reading and changing a model."""
 
 from __future__ import annotations
 

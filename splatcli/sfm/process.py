@@ -1,4 +1,4 @@
-"""The worker as the process that starts it sees it: its request, what it says on the way, and how it may end."""
+"""Start the worker process, send its request, read its progress, and turn its end into facts or an error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOG_TAIL = 16 << 10
 def run_worker(
     inputs: SfmInput, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, progress: Listener
 ) -> dict[str, Any]:
-    """Run the worker in ``folder``; return its facts. Raises what the worker met, ResourceError when it crashed.
+    """Run the worker in ``folder``; return its facts. Raises the worker's error, ResourceError when it crashed.
 
     Whatever ends this call, Ctrl-C included, the worker has ended too when it returns.
     """

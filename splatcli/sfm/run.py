@@ -134,7 +134,7 @@ def _key_of(inputs: SfmInput, options: SfmOptions) -> dict[str, Any]:
 
 
 def _features_key(key: dict[str, Any], options: SfmOptions, gpu: bool) -> dict[str, Any]:
-    """Return what features and matches depend on."""
+    """Return the key of features and matches: all that they depend on."""
     from splatcli.scene._pycolmap import pycolmap
 
     names = ("sharing", "cameras", "matched_model", "max_image_size", "max_features", "frames", "seed")
@@ -233,7 +233,7 @@ def _is_outdated(facts: dict[str, Any]) -> bool:
 
 
 def _check_named(inputs: SfmInput, options: SfmOptions) -> None:
-    """Raise UsageError or SceneError for what cannot be followed, before hours of mapping.
+    """Raise UsageError or SceneError for options that cannot be met, before hours of mapping.
 
     That are --georeference on for a video, and images of --scale-from and --gcp that are not there.
     """

@@ -1,4 +1,4 @@
-"""Data-parallel training: what the processes of a run agree on, digests of their states, and ranks beside rank 0.
+"""Data-parallel training: agreement of the processes of a run, digests of their states, and the ranks beside rank 0.
 
 Every process does the same in the same order, and holds all Gaussians, or a shard of them (train/sharding.py). What a
 single process knows (a signal, the time, a full disk) is sent to all before any acts on it. Only rank 0 writes.

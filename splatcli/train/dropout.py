@@ -46,7 +46,7 @@ _LEVELS = 256
 
 
 def resolve_by_spacing(config: Config, scene: Scene) -> tuple[Config, list[str]]:
-    """Return the settings of a run on ``scene`` with what follows from how far apart its views are, and notes.
+    """Return the settings of a run on ``scene``, with those that follow from the spacing of its views, and notes.
 
     That is ``train.dropout``, ``train.sh_prior``, and ``optim.means_size_power``: where few views show a place, large
     Gaussians that move faster fit each of them the better, and views in between the worse (docs/quality.md).

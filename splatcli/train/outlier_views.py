@@ -56,7 +56,7 @@ class ViewError(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The difference in those of the shifted image."""
+        """The difference in units of that of the shifted image."""
         return self.difference / max(self.of_shift, 1e-6)
 
     @property

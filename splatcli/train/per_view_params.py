@@ -154,7 +154,7 @@ class PerViewParams:
         return _recoloured(image, self._colours(row))
 
     def recolour_unseen(self, camera: Camera, image: Tensor) -> Tensor:
-        """Return a rendered image [H, W, 3] of no training view with what is trained of its camera, if anything is.
+        """Return a rendered image [H, W, 3] of no training view, with the trained parameters of its camera, if any.
 
         That is PPISP's vignetting and response. A camera whose intrinsics no training view has, at the size of its
         images or another one, shows the response of the first one, and no vignetting.

@@ -187,7 +187,7 @@ class Recovery:
             return None
 
     def _final_error(self, problem: SplatError, state: TrainState, report: str | None) -> SplatError:
-        """Return the error that ends the run, with what a person can do about it."""
+        """Return the error that ends the run, with a remedy."""
         if isinstance(problem, DivergedError):
             times = self.rollbacks["diverged"]
             again = f" (the run went back {times} times before)" if times else ""

@@ -277,7 +277,7 @@ class Trainer:
         return self.forecast.steps_left(self.strategy, config.schedule, config.train.iterations, step, self.state.count)
 
     def advance(self) -> list[Event]:
-        """Do one step, for a caller with a loop of its own, who sees to checkpoints and to failures.
+        """Do one step, for a caller with a loop of its own, which handles checkpoints and failures.
 
         On a GPU the events of a step come up to two calls later; see drain().
         """

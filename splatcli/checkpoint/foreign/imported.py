@@ -253,7 +253,7 @@ def to_gaussians(
 def _raw(
     model: ImportedModel, options: ImportOptions, where: Path, cameras: CameraSource | None, notes: list[str]
 ) -> tuple[Tensor, Tensor]:
-    """Return log-scales and logit opacities, and add a note where they are not simply those of the file."""
+    """Return log-scales and logit opacities; add a note where they are not the file's own values."""
     if options.space is Space.ACTIVATED:
         converted = [_inverted(part, where) for part in model.split()]
         notes.extend(dict.fromkeys(said for _, _, said in converted))

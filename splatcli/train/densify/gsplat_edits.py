@@ -182,7 +182,7 @@ def apply_rows(
     reset_moments: Tensor,
     values: Mapping[str, Tensor],
 ) -> None:
-    """Replace all rows of parameters, moments and statistics by those of ``source`` [M].
+    """Replace all rows of parameters, moments and statistics by the rows ``source`` [M].
 
     reset_moments: [M] bool, rows that begin with zero moments. values: name -> [M, ...] instead of the copied rows.
     """

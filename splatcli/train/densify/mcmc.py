@@ -177,7 +177,7 @@ def sample_rows(weights: Tensor, count: int, generator: torch.Generator) -> Tens
 
 
 def compute_relocation(logits: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what each of ``copies`` Gaussians in one place has to be to look together like the one that they replace.
+    """Return opacity and scales of ``copies`` Gaussians in one place that together look like the one they replace.
 
     logits: [S]. copies: [S] int64, at least 1.
     Returns logits [S], and what is added to the logarithm of each standard deviation [S]. docs/math.md 10
