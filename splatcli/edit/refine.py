@@ -18,7 +18,7 @@ from splatcli.edit.operations import AlignTo, Keep, Level, Move, Operation
 from splatcli.errors import UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.progress import track
-from splatcli.rasterizer.memory_budget import Budget
+from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, ViewParams
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
@@ -69,7 +69,7 @@ def refine(gaussians: Gaussians, checkpoint: Checkpoint, scene: Scene, steps: in
     config = _settings(checkpoint.config, gaussians.sh_degree, steps)
     state, _ = new_state(config, scene, device, gaussians)
     state.per_view_params = _FixedViews.from_checkpoint(checkpoint)
-    stepper = Stepper(state, scene, Budget(state.gaussians.device, config.memory.budget))
+    stepper = Stepper(state, scene, MemoryBudget(state.gaussians.device, config.memory.budget))
     strategy, monitor = FixedCount(), FiniteMonitor()
     for step in track(range(1, steps + 1), "refining"):
         stepper.step(state, strategy, step)

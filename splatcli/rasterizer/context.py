@@ -29,7 +29,6 @@ from splatcli.rasterizer.memory_budget import (
     LIST_BYTES,
     Arena,
     Band,
-    Budget,
     IntersectionBudget,
     IntersectionOverflow,
     Largest,
@@ -75,7 +74,8 @@ class RasterContext:
 
     def __post_init__(self) -> None:
         self.arena = Arena(self.backend.device, self.slack)
-        self.isect_budget = IntersectionBudget(self.backend, self.budget or Budget(self.backend.device), self.arena)
+        budget = self.budget or MemoryBudget(self.backend.device)
+        self.isect_budget = IntersectionBudget(self.backend, budget, self.arena)
         if self.backend.deferred:
             self.set_counters(torch.zeros(abi.COUNTERS, dtype=torch.int64, device=self.backend.device))
 
@@ -365,8 +365,9 @@ class RasterContext:
             return [Band(0, tile_rows_of(view.height), bound)]
         if is_guess:
             return self._plan_bands(view, self.max_isects(), False, with_grads)
-        if self._overflow(view, bound, None, with_grads).is_absurd():
-            raise self._overflow(view, bound, None, with_grads).refusal()
+        overflow = self._overflow(view, bound, None, with_grads)
+        if overflow.is_absurd():
+            raise overflow.refusal()
         tile_row_isects = torch.zeros(tile_rows_of(view.height), dtype=torch.int64, device=self.backend.device)
         self.backend.call("tile_row_isects", view, self._arrays, self.native, address(tile_row_isects))
         counts: list[int] = tile_row_isects.tolist()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ ISECTS_SHARE = 0.5
 
 
 @dataclass(slots=True)
-class Budget:
+class MemoryBudget:
     """How many bytes a run may hold on its device.
 
     limit: in all, tensors and (on the CPU) the process itself; None: whatever the device has free.
@@ -233,16 +232,6 @@ ISECT_BUFFERS = (
     "isect_grad_sums",
     "reached",
 )
-
-
-class MemoryBudget(Protocol):
-    """The bytes for tile intersections."""
-
-    #: Whether the user has been warned already that views are made in bands.
-    reported: bool
-
-    def left(self, reusable: int = 0) -> int:
-        """Return the bytes available now, with ``reusable`` bytes that would be freed first."""
 
 
 class IntersectionBudget:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from splatcli.config import Config
 from splatcli.rasterizer.batch import BatchEngine
-from splatcli.rasterizer.memory_budget import Budget
+from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.rendering import backend_for
 from splatcli.rasterizer.sharded import ShardedEngine
 from splatcli.rasterizer.step_inputs import StepEngine, StepInputs, ViewParams
@@ -50,7 +50,7 @@ class Stepper:
         self,
         state: TrainState,
         scene: Scene,
-        budget: Budget,
+        budget: MemoryBudget,
         *,
         group: ProcessGroup | None = None,
         engine: StepEngine | None = None,
@@ -244,7 +244,7 @@ def _draws_undone_on_error(state: TrainState) -> Iterator[None]:
         raise
 
 
-def _batch_engine(state: TrainState, budget: Budget, group: ProcessGroup | None) -> BatchEngine | None:
+def _batch_engine(state: TrainState, budget: MemoryBudget, group: ProcessGroup | None) -> BatchEngine | None:
     """Return the engine for steps on several views; None where a step has one. Raises as backend_for()."""
     if state.config.train.batch_size == 1 and (group is None or group.size == 1):
         return None

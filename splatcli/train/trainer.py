@@ -20,7 +20,7 @@ from splatcli.config import Config
 from splatcli.errors import OutputError, ResourceError, SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.loss_engine import LossEngine
-from splatcli.rasterizer.memory_budget import Budget
+from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.sharded import ShardedEngine
 from splatcli.rasterizer.step_inputs import StepEngine
 from splatcli.scene.scene import Scene
@@ -177,7 +177,7 @@ class Trainer:
         self.notes = tuple(notes)
         self.is_rank0 = group is None or group.rank == 0
         #: Shared by engine and renderer, so that rendering in bands is reported once.
-        self._budget = Budget(state.gaussians.device, state.config.memory.budget, state.adam.storage.offloads)
+        self._budget = MemoryBudget(state.gaussians.device, state.config.memory.budget, state.adam.storage.offloads)
         self._clock = clock
         #: The caller's; they stay through a rollback.
         self._engine = engine

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import torch
+
+from splatcli.rasterizer.memory_budget import MemoryBudget
 
 
-@dataclass(slots=True)
-class FixedBudget:
+class FixedBudget(MemoryBudget):
     """A fixed number of bytes for tile intersections, whatever else the process holds."""
 
-    nbytes: int
-    reported: bool = False
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(torch.device("cpu"))
+        self.nbytes = nbytes
 
     def left(self, reusable: int = 0) -> int:
         return self.nbytes

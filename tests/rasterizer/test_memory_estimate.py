@@ -11,7 +11,7 @@ from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, StepInputs
 from splatcli.rasterizer.memory_budget import (
     MAX_ISECTS,
     Arena,
-    Budget,
+    MemoryBudget,
     free_memory,
     held_memory,
     round_capacity,
@@ -151,8 +151,8 @@ def test_room_has_a_quarter_more_and_not_half() -> None:
 def test_pairs_leave_room_for_the_rest_of_a_budget() -> None:
     cpu = torch.device("cpu")
     held = held_memory(cpu)
-    assert Budget(cpu, held + (64 << 20)).left() <= 64 << 20
-    assert 0 < Budget(cpu, 1 << 60).left() <= free_memory(cpu)
+    assert MemoryBudget(cpu, held + (64 << 20)).left() <= 64 << 20
+    assert 0 < MemoryBudget(cpu, 1 << 60).left() <= free_memory(cpu)
     large = 4 * held
-    assert Budget(cpu, large).left() <= large // 2
-    assert Budget(cpu, held // 2).left() == 0
+    assert MemoryBudget(cpu, large).left() <= large // 2
+    assert MemoryBudget(cpu, held // 2).left() == 0

@@ -14,7 +14,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer import AsyncEngine, NativeEngine, StepInputs
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.memory_budget import Budget
+from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.memory_estimate import IsectCount, predict_isects
 from splatcli.train import memory_plan
 from splatcli.train.events import Capped, Started, Stepped
@@ -233,7 +233,7 @@ def test_engine_and_renderer_share_the_budget() -> None:
         run_dir=MemoryRun(),  # type: ignore[arg-type]
     )
     budget = trainer.stepper.engine.context.isect_budget.budget  # type: ignore[attr-defined]
-    assert isinstance(budget, Budget)
+    assert isinstance(budget, MemoryBudget)
     assert budget.limit == 3 << 30
 
 

@@ -20,7 +20,7 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, with_settings
 from splatcli.errors import ResourceError, UsageError, as_splat_error, is_out_of_memory
 from splatcli.rasterizer import AsyncEngine, NativeEngine
-from splatcli.rasterizer.memory_budget import Budget
+from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.memory_estimate import (
     IsectCount,
     Workload,
@@ -289,8 +289,8 @@ def test_a_budget_is_for_what_the_system_cannot_take_back(tmp_path: Path, monkey
     monkeypatch.setattr(
         "splatcli.rasterizer.memory_budget.held_memory", lambda device, *, offloads=False: counted * (2 - offloads)
     )
-    assert Budget(cpu, 2 * counted).left() == 0
-    assert Budget(cpu, 2 * counted, offloads=True).left() == counted
+    assert MemoryBudget(cpu, 2 * counted).left() == 0
+    assert MemoryBudget(cpu, 2 * counted, offloads=True).left() == counted
     monkeypatch.setattr(memory_plan, "held_memory", lambda device, *, offloads=False: (1 << 30) * (2 - offloads))
     caps = []
     for storage in (DEVICE_STORAGE, MemoryMapped(tmp_path)):
