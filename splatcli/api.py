@@ -186,8 +186,7 @@ class Scene(EngineScene):
             overwrite=False,
             gpu=gpu_wanted("auto"),
             progress=progress.report,
-            keep_failed=False,
-            or_finer=True,
+            automatic=True,
         )
         if made.facts["points"] < LEAST_POINTS:
             raise SceneError(

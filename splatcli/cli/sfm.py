@@ -267,8 +267,7 @@ def find_cameras(
     place: Path | None = None,
     beside: Path = OUTPUT,
     overwrite: bool = False,
-    keep_failed: bool = True,
-    or_finer: bool = False,
+    automatic: bool = False,
     seconds: float | None = None,
 ) -> SfmResult:
     """Run structure from motion with progress, and report on stderr. Arguments as of run_sfm().
@@ -290,8 +289,7 @@ def find_cameras(
             overwrite=overwrite,
             gpu=gpu,
             progress=report,
-            keep_failed=keep_failed,
-            or_finer=or_finer,
+            automatic=automatic,
         )
     folder = result.folder
     if result.reused:
@@ -387,8 +385,7 @@ def scene_with_points(
                     device=_sfm_device(device),
                     out=out,
                     beside=run.parent,
-                    keep_failed=False,
-                    or_finer=True,
+                    automatic=True,
                     seconds=left,
                 )
                 break

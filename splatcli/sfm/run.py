@@ -77,20 +77,19 @@ def run_sfm(
     overwrite: bool,
     gpu: bool,
     progress: Listener,
-    keep_failed: bool = True,
-    or_finer: bool = False,
+    automatic: bool = False,
 ) -> SfmResult:
     """Build the scene of the images in ``place``; by default in ``<beside>/<name>-sfm``, numbered where others have it.
 
     What is there already for the same images and options is used again, unless ``overwrite`` says to replace it.
     Raises SceneError for images that do not suffice or are not there, OutputError for the place, ResourceError when
     pycolmap crashed.
-    Whatever ends this call, features and matches that were found are kept for the next one; ``keep_failed=False`` keeps
-    none where images do not suffice. or_finer: one of the default places that has the same with features of larger
-    images is used, too.
+    Whatever ends this call, features and matches that were found are kept for the next one.
+    automatic: for points that a run needs and no user asked for: nothing is kept where images do not suffice, and one
+    of the default places that has the same with features of larger images is used, too.
     """
     key = _key_of(inputs, options)
-    if or_finer and place is None and not overwrite and (finer := _finer(beside, inputs, key)) is not None:
+    if automatic and place is None and not overwrite and (finer := _finer(beside, inputs, key)) is not None:
         return finer
     folder = (place or _free_place(beside, inputs, key)).absolute()
     if folder.is_symlink():
@@ -103,7 +102,7 @@ def run_sfm(
     _check_place(folder, inputs, key, overwrite=overwrite)
     _check_named(inputs, options)
     features_key = _features_key(key, options, gpu)
-    with ended_by_signals(), _temporary(folder, features_key, keep_failed, named=place or folder) as made:
+    with ended_by_signals(), _temporary(folder, features_key, keep_failed=not automatic, named=place or folder) as made:
         threads = machine.cores()
         facts = run_worker(inputs, options, made, threads=threads, gpu=gpu, progress=progress)
         facts = {"source": str(inputs.path), **facts, "not_read": list(inputs.unread)}
@@ -312,7 +311,7 @@ _KEY = "key.json"
 
 
 @contextlib.contextmanager
-def _temporary(folder: Path, key: dict[str, Any], keep_failed: bool, named: Path) -> Iterator[Path]:
+def _temporary(folder: Path, key: dict[str, Any], *, keep_failed: bool, named: Path) -> Iterator[Path]:
     """Have a folder to work in, beside ``folder``; what an earlier call with this key left may be in it.
 
     It is removed at the end, unless an exception ends the block and features were found. keep_failed: also where it is
