@@ -223,7 +223,7 @@ def is_without_temporary_folder(error: OSError) -> bool:
 
 
 @contextlib.contextmanager
-def os_errors(kind: type[SplatError], where: object = None) -> Iterator[None]:
+def os_errors(kind: type[SplatError], where: object) -> Iterator[None]:
     """Turn OSErrors in the block into errors for users, see from_os_error()."""
     try:
         yield

@@ -348,7 +348,7 @@ def scene_with_points(
     overwrite: bool,
     device: str,
     out: Output,
-    seconds: float | None = None,
+    seconds: float | None,
 ) -> Path | None:
     """Return the folder of points triangulated with the cameras of a scene that has none.
 

@@ -81,7 +81,7 @@ def preset_recipe(name: str | None) -> dict[str, Any]:
         ) from None
 
 
-def strategy_recipe(name: str, iterations: int, schedule: Schedule, batch_size: int = 1) -> dict[str, Any]:
+def strategy_recipe(name: str, iterations: int, schedule: Schedule, batch_size: int) -> dict[str, Any]:
     """Return the settings in which a strategy differs from the defaults, for a run of ``iterations`` steps.
 
     schedule: that of a run of this length.

@@ -158,7 +158,7 @@ class Photos:
             )
         return best[1], best[2]
 
-    def _resemblance(self, gaussians: Gaussians, cameras: Sequence[Camera], divisor: int = 1) -> tuple[float, float]:
+    def _resemblance(self, gaussians: Gaussians, cameras: Sequence[Camera], divisor: int) -> tuple[float, float]:
         """Return the mean PSNR of the renders to the photos in dB, and that with the photos' colours fitted.
 
         divisor: of the renders' sides; they are enlarged to the size that photos are compared at.

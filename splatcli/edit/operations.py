@@ -359,8 +359,8 @@ class EditedModel:
         gaussians: Gaussians,
         checkpoint: Checkpoint | None,
         *,
-        antialiased: bool = False,
-        scene: Scene | None = None,
+        antialiased: bool,
+        scene: Scene | None,
     ) -> EditedModel:
         """Return a model before all operations. checkpoint: its own; a file of splats has none.
 

@@ -88,7 +88,7 @@ def simplify(
     return fewer
 
 
-def simplify_in_steps(gaussians: Gaussians, counts: Iterable[int], masses: Floats | None = None) -> Iterator[Gaussians]:
+def simplify_in_steps(gaussians: Gaussians, counts: Iterable[int], masses: Floats | None) -> Iterator[Gaussians]:
     """Yield as many Gaussians as each of the descending ``counts``, each time made of those before.
 
     gaussians: as of simplify(). masses: [N], what contributions() tells of them; None where no camera is known.

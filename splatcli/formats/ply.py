@@ -81,7 +81,7 @@ class PlyHeader:
         return self.elements[: [element.name for element in self.elements].index(name)]
 
 
-def read_ply_header(path: Path, *, lenient: bool = False) -> PlyHeader:
+def read_ply_header(path: Path, *, lenient: bool) -> PlyHeader:
     """Return the header of a PLY file whose claims fit the size of the file.
 
     lenient: more bytes than promised are counted in ``trailing`` instead of refused.
@@ -305,7 +305,7 @@ def write_ply(gaussians: Gaussians, file: BinaryIO, comments: Sequence[str] = ()
 
 
 def write_ply_parts(
-    parts: Iterable[Gaussians], count: int, shN_count: int, file: BinaryIO, comments: Sequence[str] = ()
+    parts: Iterable[Gaussians], count: int, shN_count: int, file: BinaryIO, comments: Sequence[str]
 ) -> None:
     """Write ``count`` Gaussians in parts, of which one at a time is in memory; see write_ply().
 

@@ -54,7 +54,7 @@ def l1_ssim_loss(
 
 
 @torch.no_grad()
-def mean_ssim(x: Tensor, y: Tensor, masked: Tensor | None = None) -> float:
+def mean_ssim(x: Tensor, y: Tensor, masked: Tensor | None) -> float:
     """Return the mean structural similarity of two images [H, W, 3] in 0..1 of one float dtype, with zero padding.
 
     masked: [H, W] bool, pixels that are left out of the mean, as they are in both images; NaN when all are.

@@ -292,7 +292,7 @@ def render_reference(
 
 
 def blend_reference(
-    splats: Splats, width: int, height: int, background: Tensor | None = None, magnitudes: Tensor | None = None
+    splats: Splats, width: int, height: int, background: Tensor | None, magnitudes: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Blend splats, ordered by their Gaussians' indices: the second half of ``render_reference``.
 
@@ -443,7 +443,7 @@ def loss_reference(image: Tensor, target: Tensor, ssim_lambda: float) -> Tensor:
     return (1.0 - ssim_lambda) * (image - target).abs().mean() + ssim_lambda * (1.0 - ssim_reference(image, target))
 
 
-def image_loss_reference(img1: Tensor, img2: Tensor, ssim_lambda: float, border: int = 0) -> Tensor:
+def image_loss_reference(img1: Tensor, img2: Tensor, ssim_lambda: float, border: int) -> Tensor:
     """Return loss_reference() of two stacks of images [B, C, H, W]; SSIM leaves out ``border`` pixels at each edge."""
     x, y = (image.flatten(0, 1).permute(1, 2, 0) for image in (img1, img2))
     ssim = ssim_map_reference(x, y)

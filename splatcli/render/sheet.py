@@ -98,7 +98,7 @@ def contact_sheet(views: Sequence[tuple[int, Comparison]], title: str, subtitle:
 
 
 def draw_sheet(
-    cells: Sequence[Cell], headings: Sequence[str], title: str, subtitle: str, *, masked: bool = False
+    cells: Sequence[Cell], headings: Sequence[str], title: str, subtitle: str, *, masked: bool
 ) -> NDArray[np.uint8]:
     """Return [H, W, 3] uint8: the cells, at least one, below the title and the scale of the error maps.
 

@@ -141,7 +141,7 @@ def decode_nonzero(path: Path, orientation: int = 1) -> NDArray[np.bool_]:
     return reorient(np.asarray(nonzero, dtype=np.bool_), undo, orientation)
 
 
-def decode_numbers(path: Path, orientation: int = 1) -> NDArray[Any]:
+def decode_numbers(path: Path, orientation: int) -> NDArray[Any]:
     """Return [H, W], the numbers of an image of one channel as stored, EXIF's ``orientation`` applied.
 
     Raises SceneError.

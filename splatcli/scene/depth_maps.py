@@ -104,7 +104,7 @@ def find_depth_maps(
     notes: list[str],
     problems: Problems,
     *,
-    relative: bool = False,
+    relative: bool,
 ) -> dict[str, DepthFile]:
     """Find the depth map of each view in ``found``, by name; none where none is asked for, or the scene names none.
 

@@ -50,7 +50,7 @@ INTERSECTION_WINDOW = 100
 INTERSECTION_JUMP = 20.0
 
 
-def check_loss(step: int, view: str, loss: float, gaussians: Gaussians, shard: Shard | None = None) -> None:
+def check_loss(step: int, view: str, loss: float, gaussians: Gaussians, shard: Shard | None) -> None:
     """Raise StepDivergedError when ``loss`` is NaN or infinite; its message names the parameters that are not finite.
 
     shard: the rows of all that ``gaussians`` are.

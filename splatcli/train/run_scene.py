@@ -85,7 +85,7 @@ def run_scene(checkpoint: Checkpoint, data: Path | None, background: Rgb | None)
     return scene
 
 
-def check_same_scene(checkpoint: Checkpoint, scene: Scene, allowed: Collection[str] = ()) -> None:
+def check_same_scene(checkpoint: Checkpoint, scene: Scene, allowed: Collection[str]) -> None:
     """Raise SceneError, listing the differences, unless images, split and cameras are those of the run.
 
     allowed: names in CONSENT: with "photos" the content of images may differ, with "cameras" lens and pose (the run

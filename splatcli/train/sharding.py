@@ -100,7 +100,7 @@ def redistribute(
     stats: DensifyStats,
     state: TrainState,
     group: ProcessGroup,
-    shares: Callable[[Gaussians], Tensor] | None = None,
+    shares: Callable[[Gaussians], Tensor] | None,
 ) -> None:
     """Apply ``refinement`` to the state of which this process holds a shard; the new shards are of equal size again.
 

@@ -190,11 +190,11 @@ def resumed_state(
     scene: Scene,
     device: str,
     *,
-    config: Config | None = None,
-    allowed: Collection[str] = (),
-    planned: bool = True,
-    folder: Path | None = None,
-    sharding: ProcessGroup | None = None,
+    config: Config | None,
+    allowed: Collection[str],
+    planned: bool,
+    folder: Path | None,
+    sharding: ProcessGroup | None,
 ) -> tuple[TrainState, Scene, list[str]]:
     """Return the state of ``checkpoint`` on ``device``, the scene with the stored cameras, and notes for the user.
 

@@ -149,7 +149,7 @@ def apply_refinement(
 def refined_rows(
     refinement: Refinement,
     gaussians: Gaussians,
-    shares: Callable[[Gaussians], Tensor] | None = None,
+    shares: Callable[[Gaussians], Tensor] | None,
     storage: TensorStorage = DEVICE_STORAGE,
 ) -> Gaussians:
     """Return the Gaussians after ``refinement``. shares: see apply_refinement(). storage: of their shN."""
