@@ -38,7 +38,7 @@ from splatcli.config import NAMED_STARTS, RANDOM, Config, DataConfig, build_conf
 from splatcli.errors import ResourceError, SceneError, SplatError, UnreadableError, UsageError, os_errors
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.registry import format_to_write, import_model, is_own_checkpoint, newest_import
-from splatcli.formats.selection import Crop, select
+from splatcli.formats.selection import Crop, select_for_format
 from splatcli.gaussians import Gaussians
 from splatcli.native.backend import resolve_device
 from splatcli.output_files import OUTPUT, free_folder, write_bytes
@@ -400,17 +400,15 @@ class Model:
             raise UsageError(f"there is no SH degree {sh_degree!r}", where="sh_degree", remedy="0 to 4")
         if not isinstance(min_opacity, float | int | np.number | Tensor | None) or not 0 <= (min_opacity or 0) <= 1:
             raise UsageError(f"{min_opacity!r} is no opacity", where="min_opacity", remedy="0 to 1")
-        asked = min(self.gaussians.sh_degree, 4 if sh_degree is None else sh_degree)
-        degree = min(asked, chosen.sh_degree)
         if not isinstance(crop, str | None):
             raise UsageError(
                 f"crop is a {type(crop).__name__}", where="Model.export()", remedy='crop="box:0,0,0,1,1,1"'
             )
         region = None if crop is None else Crop.parse(crop)
         with torch.device("cpu"):
-            kept, notes = select(_as_stored(self.gaussians), crop=region, min_opacity=min_opacity, sh_degree=degree)
-        if degree < asked:
-            notes.insert(0, f"SH degree {asked} -> {degree}, the most that {chosen.title} holds")
+            kept, notes = select_for_format(
+                _as_stored(self.gaussians), chosen, crop=region, min_opacity=min_opacity, sh_degree=sh_degree
+            )
         if not len(kept) and chosen.name != "ply":
             raise UsageError(
                 "the model has no Gaussians, and only a PLY can hold none", where=path, remedy='export("scene.ply")'

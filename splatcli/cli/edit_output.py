@@ -210,9 +210,9 @@ def _encoded(gaussians: Gaussians, chosen: Format, metadata: ExportMetadata, out
 
 def _as_held(gaussians: Gaussians, chosen: Format, out: Output) -> Gaussians:
     """Return the Gaussians with the SH degree that a format holds, and print that it is lower."""
-    from splatcli.formats.selection import select
+    from splatcli.formats.selection import select_for_format
 
-    if gaussians.sh_degree <= chosen.sh_degree:
-        return gaussians
-    out.note(f"note: SH degree {gaussians.sh_degree} -> {chosen.sh_degree}, the most that {chosen.title} holds")
-    return select(gaussians, sh_degree=chosen.sh_degree)[0]
+    held, notes = select_for_format(gaussians, chosen)
+    for note in notes:
+        out.note(f"note: {note}")
+    return held

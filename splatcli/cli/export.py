@@ -451,7 +451,7 @@ def _selected(
 ) -> tuple[Gaussians, ExportMetadata]:
     """Return the Gaussians that go into the file, as its format can hold them, and the facts beside them."""
     from splatcli.formats.format import ExportMetadata
-    from splatcli.formats.selection import moved, select
+    from splatcli.formats.selection import moved, select_for_format
     from splatcli.scene.georeference import offset_text
 
     checkpoint, gaussians = loaded.checkpoint, loaded.gaussians
@@ -468,11 +468,9 @@ def _selected(
         comments.append(f"splatcli: {place}")
         if chosen.name not in COMMENTED:
             out.note(f"note: {place}; {chosen.title} has no place for that")
-    asked = gaussians.sh_degree if args.sh_degree is None else min(args.sh_degree, gaussians.sh_degree)
-    degree = min(asked, chosen.sh_degree)
-    if asked > degree:
-        out.note(f"note: SH degree {asked} -> {degree}, the most that {chosen.title} holds")
-    gaussians, notes = select(gaussians, crop=crop, min_opacity=args.min_opacity, sh_degree=degree)
+    gaussians, notes = select_for_format(
+        gaussians, chosen, crop=crop, min_opacity=args.min_opacity, sh_degree=args.sh_degree
+    )
     if not len(gaussians) and chosen.name != "ply":
         raise UsageError(
             "the model has no Gaussians, and only a PLY can hold none", where=loaded.path, remedy="-o scene.ply"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from splatcli.errors import UsageError
+from splatcli.formats.format import Format
 from splatcli.gaussians import SHN_COUNTS, Gaussians
 
 _CROP_HELP = (
@@ -170,6 +171,23 @@ def select(
     if sh_degree is not None and sh_degree < gaussians.sh_degree:
         gaussians = Gaussians(**{**dict(gaussians.items()), "shN": gaussians.shN[:, : SHN_COUNTS[sh_degree]]})
     return gaussians, notes
+
+
+def select_for_format(
+    gaussians: Gaussians,
+    chosen: Format,
+    *,
+    crop: Crop | None = None,
+    min_opacity: float | None = None,
+    sh_degree: int | None = None,
+) -> tuple[Gaussians, list[str]]:
+    """Return what select() does, with the SH degree that a file format holds at most, and notes. Raises as select()."""
+    asked = gaussians.sh_degree if sh_degree is None else min(sh_degree, gaussians.sh_degree)
+    degree = min(asked, chosen.sh_degree)
+    kept, notes = select(gaussians, crop=crop, min_opacity=min_opacity, sh_degree=degree)
+    if degree < asked:
+        notes.insert(0, f"SH degree {asked} -> {degree}, the most that {chosen.title} holds")
+    return kept, notes
 
 
 def moved(gaussians: Gaussians, offset: tuple[float, ...]) -> tuple[Gaussians, float]:
