@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +16,13 @@ from scipy.cluster.vq import kmeans2, vq
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.sfm.options import Matching
 
-#: Pairs are matched in about so many portions, between which progress is reported, but no smaller ones than this.
-_PORTIONS, _SMALLEST = 50, 16
+#: COLMAP keeps the descriptors of about as many images as a block has pairs, and 3 MB each; making their search index
+#: anew takes as long as matching a pair. Progress is known from block to block.
+_SMALLEST_BLOCK, _LARGEST_BLOCK = 64, 256
+#: A line of COLMAP's log at the beginning of a block.
+_BLOCK = re.compile(rb"Processing block \[(\d+)/(\d+)\]")
+#: Seconds between two looks at the log.
+_LOOK_EVERY = 0.5
 #: Matches that the geometry of two views must explain: COLMAP's own.
 _MIN_INLIERS = 15
 #: A second try: descriptors of nearest and second nearest may be this similar (0.8 at first), but the geometry must
@@ -47,18 +56,61 @@ def match(
         matching.sift.max_ratio = _LOOSE_RATIO
         matching.guided_matching = True
         verification.min_inlier_ratio = _LOOSE_INLIERS
-    listed = database.with_name("pairs.txt")
     pairing = pycolmap.ImportedPairingOptions()
-    pairing.match_list_path = listed
-    portion = max(_SMALLEST, -(-len(pairs) // _PORTIONS))
-    for start in range(0, len(pairs), portion):
-        part = pairs[start : start + portion]
-        _write_pairs(listed, names, part)
+    pairing.match_list_path = database.with_name("pairs.txt")
+    pairing.block_size = min(max(_SMALLEST_BLOCK, len(names)), _LARGEST_BLOCK)
+    _write_pairs(pairing.match_list_path, names, pairs)
+    with _blocks_of_log(
+        lambda begun: progress(min((begun - 1) * pairing.block_size, len(pairs)), len(pairs))
+    ) as cancelled:
         pycolmap.match_image_pairs(
-            database, matching_options=matching, pairing_options=pairing, verification_options=verification
+            database,
+            matching_options=matching,
+            pairing_options=pairing,
+            verification_options=verification,
+            cancellation_token=cancelled,
         )
-        progress(start + len(part), len(pairs))
+    progress(len(pairs), len(pairs))
     return len(matches_that_hold(database))
+
+
+@contextmanager
+def _blocks_of_log(begun: Callable[[int], None]) -> Iterator[pycolmap.CancellationToken]:
+    """Call ``begun`` with the number of each block that COLMAP begins, as its log says in the file that is stderr.
+
+    COLMAP has no call for that. Where stderr is no file that can be read, as a terminal, ``begun`` is not called. What
+    it raises cancels the token that is given, and is raised in the end.
+    """
+    ended, token = threading.Event(), pycolmap.CancellationToken()
+    failures: list[BaseException] = []
+
+    def look(place: int) -> None:
+        while not ended.wait(_LOOK_EVERY):
+            try:
+                lines, newline, _ = os.pread(2, 1 << 16, place).rpartition(b"\n")
+                place += len(lines + newline)
+                for found in _BLOCK.findall(lines)[-1:]:
+                    begun(int(found[0]))
+            except BaseException as failure:
+                failures.append(failure)
+                token.cancel()
+                return
+
+    try:
+        place = os.lseek(2, 0, os.SEEK_CUR)
+        os.pread(2, 1, place)
+    except OSError:
+        yield token
+        return
+    looking = threading.Thread(target=look, args=(place,), daemon=True)
+    looking.start()
+    try:
+        yield token
+    finally:
+        ended.set()
+        looking.join()
+        if failures:  # in place of InterruptedError
+            raise failures[0]
 
 
 def matches_that_hold(database: Path) -> list[int]:

@@ -49,7 +49,7 @@ def run_worker(
     package = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     log = folder / "log"
-    with log.open("wb") as errors_to:
+    with log.open("w+b") as errors_to:  # the worker reads in it, see matching.py
         worker = subprocess.Popen(
             [sys.executable, "-m", "splatcli.sfm.worker"],
             stdin=subprocess.PIPE,

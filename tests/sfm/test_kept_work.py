@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from splatcli.errors import SceneError
-from splatcli.sfm import features
+from splatcli.sfm import features, matching
 from splatcli.sfm.images import find_input
 from splatcli.sfm.job import reconstruct
 from splatcli.sfm.options import SfmOptions
@@ -30,7 +30,7 @@ def reconstructed(images: Path, folder: Path, stop_at: tuple[str, int] | None = 
     folder.mkdir(exist_ok=True)
 
     def progress(phase: str, done: int, total: int) -> None:
-        if (phase, done) == stop_at:
+        if stop_at is not None and phase == stop_at[0] and stop_at[1] <= done < total:
             raise KeyboardInterrupt
 
     reconstruct(find_input(images), SfmOptions(), folder, threads=1, gpu=False, progress=progress)
@@ -44,11 +44,15 @@ def fresh(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("stop_at", [("features", 5), ("matching", 16), ("mapping", 4)], ids=lambda at: at[0])
+@pytest.mark.parametrize("stop_at", [("features", 5), ("matching", 8), ("mapping", 4)], ids=lambda at: at[0])
+@pytest.mark.usefixtures("capfd")  # stderr is a file, as it is for the worker
 def test_the_same_bytes_as_without_a_stop(
     stop_at: tuple[str, int], images: Path, fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(features, "_COMMITTED", 3)
+    for limit in ("_SMALLEST_BLOCK", "_LARGEST_BLOCK"):
+        monkeypatch.setattr(matching, limit, 8)
+    monkeypatch.setattr(matching, "_LOOK_EVERY", 0.01)
     folder = tmp_path / "scene"
     with pytest.raises(KeyboardInterrupt):
         reconstructed(images, folder, stop_at)

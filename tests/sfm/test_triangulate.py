@@ -449,13 +449,16 @@ def test_depths_come_from_points_that_are_triangulated_first(
         assert [rows.tolist() for rows in scene.seen] == [rows.tolist() for rows in own.seen]
 
 
-def test_points_without_tracks_give_no_depths(posed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_points_without_tracks_give_no_depths(
+    posed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "cloud.ply").write_text(CLOUD)
     words = ["train", str(posed), "--device", "cpu", "-o", str(tmp_path / "run"), "--depth-loss"]
     assert run([*words, "--points", str(tmp_path / "cloud.ply")]) == 3
     said = capfd.readouterr().err
     assert "has points, but not which images see them: no depth is known of any training view" in said
     assert "a PLY has no tracks, and splat sfm SCENE --cameras SCENE triangulates points that have" in said
+    monkeypatch.setattr("splatcli.sfm.triangulate._START_SECONDS", 7200.0)  # too long for points
     assert run([*words, "--max-time", "1m"]) == 3
     assert "has no points: no depth is known of any training view" in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
