@@ -42,8 +42,8 @@ _LEAST_SIDE, _FINER = 480, 3
 _SHORT_OF_TIME, _EASY = (640, 480, 320, 240), 0.5
 
 #: Seconds to start, and of a processor's time for a million pixels that features are found on, matches included. On a
-#: Zen 5 the fox takes 2.4; slower machines take twice as long.
-_START_SECONDS, _PIXEL_SECONDS = 4.0, 4.0
+#: Zen 5 the fox takes 1.6 to 2.2; slower machines take twice as long.
+_START_SECONDS, _PIXEL_SECONDS = 4.0, 3.0
 
 
 def points_request(scene: Scene, data: DataConfig, seconds: float | None = None) -> tuple[SfmInput, SfmOptions, bool]:
@@ -94,7 +94,7 @@ class Deadline:
     """Ends structure from motion for a run that has no time to wait for it. progress: hears of the rest."""
 
     #: Images and seconds after which the time of all images is known, and what the rest takes in units of that.
-    _KNOWN_IMAGES, _KNOWN_SECONDS, _REST = 4, 2.0, 2.5
+    _KNOWN_IMAGES, _KNOWN_SECONDS, _REST = 4, 2.0, 1.7
 
     def __init__(self, seconds: float, progress: Listener) -> None:
         self._progress = progress
