@@ -54,7 +54,7 @@ def check_installed() -> None:
 
 
 def channels(maps: RenderedMaps, kinds: Iterable[str]) -> dict[str, Floats]:
-    """Return the channels of each kind, [H, W] each. ``sight`` was rendered over black."""
+    """Return the channels of each kind, [H, W] each. ``maps`` are rendered over black."""
     made: dict[str, Floats] = {}
     for kind in kinds:
         if kind == "rgb":
