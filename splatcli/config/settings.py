@@ -630,10 +630,10 @@ class TrainConfig(Section):
         description="Steps from one evaluation on the held-out views to the next; 0 evaluates at the end only. A "
         "refinement or opacity reset of the same step comes after it.",
     )
-    tensorboard: Annotated[bool, Flag("--tensorboard")] = Field(
+    tensorboard: Annotated[bool, Flag("--tensorboard", panel="Viewer")] = Field(
         False,
-        description="Write curves for TensorBoard to `tensorboard` in the run folder: loss, number of Gaussians, PSNR "
-        "and SSIM.",
+        description="Write curves for TensorBoard (pip install 'splatcli[tensorboard]') to `tensorboard` in the run "
+        "folder: loss, number of Gaussians, PSNR and SSIM.",
     )
 
 
