@@ -13,7 +13,7 @@ from splatcli.config import DataConfig
 from splatcli.formats import ply
 from splatcli.formats.format import ExportMetadata
 from splatcli.progress import listening, report, track
-from splatcli.scene import colmap, imported
+from splatcli.scene import colmap, parsing
 from splatcli.scene.read import read_scene
 from tests.formats.made import read_ply
 from tests.train.worlds import random_gaussians
@@ -73,7 +73,7 @@ def test_large_tables_of_colmap_are_reported_while_they_are_read(
 
 def test_large_text_files_of_colmap_are_reported_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "points3D.txt").write_text("1 0 0 0 9 9 9 0.5 1 1\n" * 200_000)
-    monkeypatch.setattr(imported, "_REPORT_BYTES", 1_000_000)
+    monkeypatch.setattr(parsing, "_REPORT_BYTES", 1_000_000)
     heard: list[tuple[str, int, int]] = []
     with listening(lambda *one: heard.append(one)):
         assert sum(1 for _ in colmap._lines(tmp_path / "points3D.txt")) == 200_000
