@@ -79,7 +79,8 @@ class SfmArguments:
             "--frames",
             metavar="N",
             help="Use N images only, the sharpest of N equal stretches; of a video up to N, none of those in which the "
-            "camera stands.  [default: all images, 120 frames of a video, up to 300 of several]",
+            "camera stands.  [default: all images; 120 frames of a video, 40 of a 360 degree camera; up to 300 of "
+            "several]",
         ),
     ] = None
     max_image_size: Annotated[
