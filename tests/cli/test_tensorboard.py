@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from splatcli.train.tensorboard import TensorBoardWriter
 from tests.cli.tiny import QUICK
 from tests.running import Splat
 
@@ -83,6 +84,15 @@ def test_a_folder_that_takes_no_curves_costs_no_step(splat: Splat, tiny_scene: P
     assert done.err.count("lines of the metrics are lost") == 1
     assert str(run / "tensorboard") not in done.out
     assert len(figures(run)["train/loss"]) == 4, "metrics.jsonl is whole"
+
+
+def test_a_rollback_replaces_the_curves_after_it(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="pip install 'splatcli[tensorboard]'")
+    writer = TensorBoardWriter(tmp_path, 0)
+    steps = [{"event": "step", "step": step, "loss": 1.0, "num_gaussians": 5} for step in (10, 20, 30, 40)]
+    for record in (*steps, {"event": "rollback", "step": 20, "from_step": 40}, {**steps[2], "loss": 2.0}):
+        writer.add(record)
+    assert curves(tmp_path)["train/loss"] == [(10, 1.0), (20, 1.0), (30, 2.0)]
 
 
 def test_without_the_package_nothing_begins(

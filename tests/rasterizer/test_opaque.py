@@ -19,6 +19,7 @@ from splatcli.gaussians import Gaussians
 from splatcli.gsplat import rasterization, spherical_harmonics
 from splatcli.rasterizer import render
 from splatcli.rasterizer.image_loss import fused_ssim
+from splatcli.rasterizer.opaque import graph_break
 from tests.rasterizer.scenes import front_camera
 
 Program = Callable[[Tensor, Tensor], Tensor]
@@ -77,6 +78,13 @@ def test_a_compiled_program_has_the_same_gradients(program: Program, breaks: int
         assert expected is not None
         assert expected.abs().max() > 0
         torch.testing.assert_close(got, expected)
+
+
+def test_a_torch_without_these_marks_disables_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C._dynamo.eval_frame, "set_code_exec_strategy")
+    called = graph_break(lambda value: value + 1.0)
+    assert called._torchdynamo_disable
+    assert called(torch.ones(())) == 2.0
 
 
 def test_a_program_that_compiles_nothing_does_not_import_dynamo() -> None:

@@ -236,6 +236,14 @@ def test_a_worker_that_ends_before_it_has_read_a_long_request(tmp_path: Path, wo
         run_worker(inputs, SfmOptions(), tmp_path, threads=1, gpu=False, progress=lambda *_: None)
 
 
+def test_a_worker_can_read_its_log(tmp_path: Path, worker) -> None:
+    """COLMAP tells of the progress of matching nowhere else."""
+    worker("""cat > /dev/null; echo a word >&2; cat <&2 && echo '{"facts": {"readable": true}}'""")
+    inputs = SfmInput(tmp_path, ("a.jpg",))
+    facts = run_worker(inputs, SfmOptions(), tmp_path, threads=1, gpu=False, progress=lambda *_: None)
+    assert facts == {"readable": True}
+
+
 def test_pycolmap_leaves_no_log_behind(tmp_path: Path) -> None:
     """A process of its own: pycolmap looks for the temporary folder once."""
     code = "from splatcli.scene._pycolmap import pycolmap; pycolmap.logging.error('a word')"
