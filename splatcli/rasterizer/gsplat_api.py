@@ -22,7 +22,7 @@ from splatcli.rasterizer.context import Z_FAR
 from splatcli.rasterizer.gsplat_ops import fully_fused_projection, spherical_harmonics
 from splatcli.rasterizer.gsplat_tiles import isect_offset_encode, isect_tiles, rasterize_to_pixels
 from splatcli.rasterizer.opaque import graph_break, once_differentiable
-from splatcli.rasterizer.reference import BLUR, other_pixels
+from splatcli.rasterizer.reference import BLUR, clamped, other_pixels
 from splatcli.rasterizer.rendering import Projected, Render, ViewRender
 from splatcli.rasterizer.sharded import render_sharded
 from splatcli.scene.camera import MODELS, NEAR, Camera, CameraModel
@@ -680,7 +680,7 @@ class _Call:
         visible = (radii > 0).all(dim=-1)
         if self.sh_degree is not None:
             sums = spherical_harmonics(self.sh_degree, means, viewmats, colors, visible)
-            shown = (sums + 0.5).clamp(min=0.0)
+            shown = clamped(sums + 0.5, low=0.0)
         elif colors.dim() == len(batch) + 2:
             shown = colors[..., None, :, :].expand(*images, *colors.shape[-2:])
         else:

@@ -190,8 +190,8 @@ def other_pixels(
 def _jacobians(x: Tensor, y: Tensor, z: Tensor, camera: Camera) -> Tensor:
     """Return [N, 2, 3] derivatives of a pinhole's pixel by the point, with the clamp of docs/math.md 3.3."""
     margin_u, margin_v = JACOBIAN_MARGIN * camera.width, JACOBIAN_MARGIN * camera.height
-    slope_x = (x / z).clamp((-margin_u - camera.cx) / camera.fx, (camera.width + margin_u - camera.cx) / camera.fx)
-    slope_y = (y / z).clamp((-margin_v - camera.cy) / camera.fy, (camera.height + margin_v - camera.cy) / camera.fy)
+    slope_x = clamped(x / z, (-margin_u - camera.cx) / camera.fx, (camera.width + margin_u - camera.cx) / camera.fx)
+    slope_y = clamped(y / z, (-margin_v - camera.cy) / camera.fy, (camera.height + margin_v - camera.cy) / camera.fy)
     zero = torch.zeros_like(z)
     row_u = torch.stack([camera.fx / z, zero, -camera.fx * slope_x / z], 1)
     row_v = torch.stack([zero, camera.fy / z, -camera.fy * slope_y / z], 1)
@@ -199,14 +199,24 @@ def _jacobians(x: Tensor, y: Tensor, z: Tensor, camera: Camera) -> Tensor:
 
 
 def _colors(gaussians: Gaussians, viewmat: Tensor, degree: int, detach_directions: bool) -> Tensor:
-    """Return [N, 3] view-dependent colours (docs/math.md 4.2); clamp passes the gradient at 0 itself."""
+    """Return [N, 3] view-dependent colours (docs/math.md 4.2)."""
     center = -viewmat[:3, :3].T @ viewmat[:3, 3]
     offsets = gaussians.means - center
     if detach_directions:
         offsets = offsets.detach()
     directions = offsets / offsets.square().sum(1, keepdim=True).sqrt()
     coefficients = torch.cat([gaussians.sh0[:, None, :], gaussians.shN[:, : SHN_COUNTS[degree], :]], 1)
-    return (0.5 + torch.einsum("nk,nkc->nc", sh_basis(directions, degree), coefficients)).clamp(min=0.0)
+    return clamped(0.5 + torch.einsum("nk,nkc->nc", sh_basis(directions, degree), coefficients), low=0.0)
+
+
+def clamped(x: Tensor, low: float | None = None, high: float | None = None) -> Tensor:
+    """Return ``x`` between the limits, which pass the gradient themselves, as in the kernels.
+
+    Tensor.clamp() passes it there up to torch 2.13, and none or half of it from 2.14 on.
+    """
+    if low is not None:
+        x = torch.where(x < low, low, x)
+    return x if high is None else torch.where(x > high, high, x)
 
 
 def sh_basis(directions: Tensor, degree: int) -> Tensor:
@@ -391,7 +401,7 @@ def _blend(table: Tensor, touching: Tensor, pixels: Tensor, background: Tensor) 
         )
         slope = cov2d[:, 1, None] / cov2d[:, 0, None]
         q = 0.5 * (dx.square() / cov2d[:, 0, None] + conics[:, 2, None] * (dy - slope * dx).square())
-        alphas = (opacities * torch.exp(-q)).clamp(max=ALPHA_MAX)
+        alphas = clamped(opacities * torch.exp(-q), high=ALPHA_MAX)
         alphas = torch.where(alphas >= ALPHA_MIN, alphas, 0.0)
         with torch.no_grad():
             # The product only falls, so this is true up to the Gaussian at which a pixel ends and false from there on.

@@ -15,6 +15,7 @@ from splatcli.rasterizer.reference import (
     ALPHA_MIN,
     Splats,
     blend_reference,
+    clamped,
     loss_reference,
     noise_reference,
     project_visible,
@@ -105,7 +106,7 @@ def recolour_reference(image: Tensor, colours: Tensor) -> Tensor:
         raise ValueError(f"no map of colours has parameters of shape {tuple(colours.shape)}")
     height, width, _ = image.shape
     y, x = (torch.linspace(-1.0, 1.0, n, dtype=image.dtype, device=image.device) for n in (height, width))
-    luma = (image @ image.new_tensor([0.299, 0.587, 0.114])).clamp(0.0, 1.0)
+    luma = clamped(image @ image.new_tensor([0.299, 0.587, 0.114]), 0.0, 1.0)
     place = torch.stack([x.expand(height, width), y[:, None].expand(height, width), 2.0 * luma - 1.0], dim=2)
     maps = torch.nn.functional.grid_sample(
         colours[None], place[None, None], mode="bilinear", padding_mode="border", align_corners=True
@@ -131,7 +132,7 @@ def _ppisp_reference(image: Tensor, params: Tensor) -> Tensor:
     y, x = y[:, None, None] / max(height, width), x[:, None] / max(height, width)
     r2 = (x - vignetting[:, 0]).square() + (y - vignetting[:, 1]).square()
     falloff = 1.0 + (vignetting[:, 2] + (vignetting[:, 3] + vignetting[:, 4] * r2) * r2) * r2
-    lit = image * torch.exp2(params[0]) * falloff.clamp(0.0, 1.0)
+    lit = image * torch.exp2(params[0]) * clamped(falloff, 0.0, 1.0)
 
     before = image.new_tensor([[0, 0, 1], [1, 0, 1], [0, 1, 1], [1 / 3, 1 / 3, 1]])
     after = torch.cat([before[:, :2] + params[1:9].view(4, 2), before[:, 2:]], dim=1)
@@ -160,7 +161,7 @@ def _ppisp_reference(image: Tensor, params: Tensor) -> Tensor:
         1.0 - (1.0 - rise) * (torch.where(high, 1.0 - at, 1.0 - centre) / (1.0 - centre)).clamp(min=tiny) ** shoulder,
     )
     curve = curve.clamp(min=tiny) ** gamma
-    inside = corrected.clamp(0.0, 1.0)
+    inside = clamped(corrected, 0.0, 1.0)
     piece = (inside.detach() * PIECES).long().clamp(max=PIECES - 1)
     channel = torch.arange(3, device=image.device)
     part = inside * PIECES - piece

@@ -78,8 +78,10 @@ def large_scene(root: Path) -> Path:
 
 #: The address space is bounded, so that whatever large is asked for fails instead of being used a little.
 _CHILD = """
-import contextlib, io, json, resource, sys
-resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+import contextlib, io, json, resource, sys, torch
+# a GiB beyond what torch occupies, which differs from build to build
+limit = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + (1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 from splatcli.cli.commands import run
 with contextlib.redirect_stderr(io.StringIO()) as said:
     code = run(sys.argv[1:])

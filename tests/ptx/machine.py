@@ -98,7 +98,8 @@ def interpreter() -> Path:
     units = sorted(SOURCES.glob("*.cpp"))
     command = f"{compiler.command} {' '.join(INTERPRETER_FLAGS)} -MMD -MF $out.d"
     objects = _compile(units, command, (compiler.version, _processor()))
-    link = f"{compiler.command} -shared -o $out $in"
+    # A CUDA build of torch loads another CUDA runtime for all to see: the interpreter calls its own.
+    link = f"{compiler.command} -shared -Wl,-Bsymbolic -o $out $in"
     return _link(objects, link, "libptxinterpreter.so", ())
 
 

@@ -16,7 +16,7 @@ from splatcli.rasterizer import StepInputs
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.bilateral_grid import identity_grid
 from splatcli.rasterizer.recolour import recolour, recolour_vjp
-from splatcli.rasterizer.reference import loss_reference, render_reference
+from splatcli.rasterizer.reference import clamped, loss_reference, render_reference
 from splatcli.rasterizer.reference_engine import recolour_reference
 from splatcli.rasterizer.step_inputs import ViewParams
 from tests.native.cases import NEEDS_COMPILER
@@ -40,7 +40,7 @@ PPISP = torch.cat(
 def sampled(image: Tensor, grid: Tensor) -> Tensor:
     """[H, W, 3] after a bilateral grid, from the words of docs/math.md 8.5: all maps by what they count for a pixel."""
     height, width, _ = image.shape
-    luma = (0.299 * image[..., 0] + 0.587 * image[..., 1] + 0.114 * image[..., 2]).clamp(0.0, 1.0)
+    luma = clamped(0.299 * image[..., 0] + 0.587 * image[..., 1] + 0.114 * image[..., 2], 0.0, 1.0)
 
     def near(at: Tensor, count: int) -> Tensor:
         return (1.0 - (at[..., None] - torch.arange(count)).abs()).clamp(min=0.0)
@@ -65,7 +65,7 @@ def through_ppisp(image: Tensor, params: Tensor) -> Tensor:
     for channel in range(3):
         x, y, *factors = vignetting[channel]
         r2 = (across[None] - x) ** 2 + (up[:, None] - y) ** 2
-        falloff = (1.0 + sum(factor * r2 ** (i + 1) for i, factor in enumerate(factors))).clamp(0.0, 1.0)
+        falloff = clamped(1.0 + sum(factor * r2 ** (i + 1) for i, factor in enumerate(factors)), 0.0, 1.0)
         lit.append(image[..., channel] * 2.0 ** params[0] * falloff)
     red, green, blue = lit
     total = red + green + blue
@@ -98,7 +98,7 @@ def through_ppisp(image: Tensor, params: Tensor) -> Tensor:
         # The first node is black and the last is white for any numbers.
         inner = torch.where(is_low[1:-1], low[:-1], high[1:]) ** gamma
         curve = torch.cat([torch.zeros(1, dtype=F64), inner, torch.ones(1, dtype=F64)])
-        inside = colour.clamp(0.0, 1.0)
+        inside = clamped(colour, 0.0, 1.0)
         near = (1.0 - (256 * inside[..., None] - torch.arange(257)).abs()).clamp(min=0.0)
         shown.append(near @ curve + colour - inside)
     return torch.stack(shown, dim=2)
