@@ -168,22 +168,38 @@ def append(path: Path, data: bytes, *, what: str) -> None:
 
 def trim_lines(path: Path, step: int) -> None:
     """Remove the lines of steps after ``step``, and a line that a crash has torn. Raises OutputError or OSError."""
+    _keep_lines(path, lambda line: _step_of(line) <= step)
+
+
+def drop_event(path: Path, event: object, step: object) -> None:
+    """Remove the lines of an event of a step. Raises OutputError."""
+    with os_errors(OutputError, path):
+        _keep_lines(path, lambda line: (_field(line, "event"), _field(line, "step")) != (event, step))
+
+
+def _keep_lines(path: Path, keeps: Callable[[bytes], bool]) -> None:
+    """Remove all other lines. Raises OutputError or OSError."""
     if not path.exists():
         return
     lines = path.read_bytes().splitlines(keepends=True)
-    kept = b"".join(line for line in lines if _step_of(line) <= step)
+    kept = b"".join(line for line in lines if keeps(line))
     if kept != b"".join(lines):
         write_atomically(path, lambda file: file.write(kept), what="metrics")
 
 
 def _step_of(line: bytes) -> float:
     """Return the step of a line; 0 when it has none, infinity when it is torn."""
+    step = _field(line, "step", 0)
+    return step if isinstance(step, int | float) else 0
+
+
+def _field(line: bytes, key: str, default: object = None) -> object:
+    """Return the value of a key of a line, ``default`` when it has none; infinity when the line is torn."""
     try:
         record = json.loads(line)
     except ValueError:
         return math.inf
-    step = record.get("step", 0) if isinstance(record, dict) else math.inf
-    return step if isinstance(step, int) else 0
+    return record.get(key, default) if isinstance(record, dict) else math.inf
 
 
 def _finite(value: object) -> object:
@@ -328,9 +344,14 @@ class RunDir:
         write_atomically(path, lambda file: file.write(text.encode()), what="report")
         return path
 
-    def append_metrics(self, record: dict[str, object]) -> None:
-        """Append a line to metrics.jsonl; NaN and infinity become null. Raises OutputError."""
+    def append_metrics(self, record: dict[str, object], *, again: bool = False) -> None:
+        """Append a line to metrics.jsonl; NaN and infinity become null. Raises OutputError.
+
+        again: the line replaces that of the same event and step, if there is one.
+        """
         self._require_place()
+        if again:
+            drop_event(self.path / METRICS, record["event"], record["step"])
         append(self.path / METRICS, (json.dumps(_finite(record), allow_nan=False) + "\n").encode(), what="metrics")
 
     def checkpoint_path(self, step: int) -> Path:

@@ -191,7 +191,7 @@ class ReadOnlyRunDir(RunDir):
     def write_report(self, name: str, record: object) -> Path:
         return self.path / name
 
-    def append_metrics(self, record: object) -> None:
+    def append_metrics(self, record: object, *, again: bool = False) -> None:
         return None
 
     def rewind(self, step: int) -> None:

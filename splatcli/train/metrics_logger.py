@@ -54,7 +54,9 @@ class MetricsLogger:
             record = self._record(event, state)
             if record is not None:
                 try:
-                    self._run_dir.append_metrics(record)
+                    # A finished run that is resumed does no step, and is scored anew.
+                    again = isinstance(event, Evaluated) and event.step == self._first_step
+                    self._run_dir.append_metrics(record, again=again)
                     if self._wants_curves:
                         self._curves = self._curves or TensorBoardWriter(self._run_dir.path, self._first_step)
                         self._curves.add(record)

@@ -375,6 +375,22 @@ def test_a_finished_run_without_held_out_views_needs_no_scene(tiny_scene: Path, 
         assert (again.code, again.objects) == (0, first.objects[-1:]), again.err
 
 
+def test_a_finished_run_that_is_scored_again_replaces_its_line(
+    finished_run: Path, splat: Splat, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    before = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    scored = splat("resume", run, "--json", "--set", "save.keep_last=1")
+    assert scored.code == 0, scored.err
+    assert "evaluated" in [event["event"] for event in scored.objects]
+    again = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert again == before
+    assert splat("resume", run, "-n", "50", "-q").code == 0
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "eval"] == [40, 50]
+
+
 def test_a_stopped_run_names_the_command_for_a_scene_that_has_moved(
     tiny_scene: Path, splat: Splat, tmp_path: Path
 ) -> None:

@@ -45,10 +45,10 @@ class FullDisk(MemoryRun):
             raise OutputError("could not write checkpoint (disk full?); the old one is kept", where=self.path)
         return super().save(checkpoint)
 
-    def append_metrics(self, record: dict[str, object]) -> None:
+    def append_metrics(self, record: dict[str, object], *, again: bool = False) -> None:
         if self.full():
             raise OutputError("could not add to the metrics (disk full?)", where=self.path)
-        super().append_metrics(record)
+        super().append_metrics(record, again=again)
 
     def room_for(self, checkpoint: Checkpoint, count: int) -> int:
         return self.room

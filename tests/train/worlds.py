@@ -223,7 +223,10 @@ class MemoryRun:
         self.reports[name] = record
         return self.path / name
 
-    def append_metrics(self, record: dict[str, object]) -> None:
+    def append_metrics(self, record: dict[str, object], *, again: bool = False) -> None:
+        same = [one for one in self.metrics if all(one[key] == record[key] for key in ("event", "step"))]
+        for one in same if again else ():
+            self.metrics.remove(one)
         self.metrics.append(record)
 
 
