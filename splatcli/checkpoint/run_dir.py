@@ -247,6 +247,9 @@ class RunDir:
                 raise OutputError("this is a file; a run needs a folder", where=path, remedy="choose another -o")
             if path.is_dir() and has_content(path):
                 if not overwrite:
+                    with contextlib.suppress(OSError):
+                        if is_locked(path):  # another process has made its run since this one looked
+                            os.close(take_lock(path))
                     raise OutputError(
                         "the output folder exists and is not empty",
                         where=path,

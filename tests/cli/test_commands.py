@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -398,6 +399,27 @@ class TestResume:
         with RunDir.open(run):
             done = splat("resume", run, "--iterations", 50)
         assert done.code == 9
+
+    def test_a_run_that_another_process_has_begun_meanwhile_is_in_use(
+        self, splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from splatcli.checkpoint.run_dir import RunDir
+
+        run, others = tmp_path / "run", []
+        read = splatcli.scene.read.read_scene
+
+        def read_slowly(*args: Any, **options: Any) -> Any:
+            others.append(RunDir.create(run))
+            others[0].write_report("request.json", {})
+            (run / "metrics.jsonl").touch()
+            return read(*args, **options)
+
+        monkeypatch.setattr(splatcli.scene.read, "read_scene", read_slowly)
+        done = splat("train", tiny_scene, "-o", run, "-n", 5, *QUICK)
+        assert done.code == 9
+        assert f"process {os.getpid()} on " in done.err
+        others[0].close()
+        assert sorted(path.name for path in run.iterdir()) == ["ckpts", "lock", "metrics.jsonl", "request.json"]
 
     @pytest.mark.parametrize("words", [("resume",), ("train", "{scene}", "-n", 40, *QUICK, "-o")])
     def test_a_run_that_another_process_has_ended_meanwhile_is_not_repeated(
