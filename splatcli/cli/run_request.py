@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from splatcli.cli.console import Output
     from splatcli.config import Config
 
+#: Settings whose values may be absolute paths.
+_PLACES = ("data.scene", "data.points", "model.init")
+
 #: Differences that a message lists.
 _LISTED = 8
 
@@ -42,10 +45,13 @@ class RunRequest:
         return replace(self, values={**self.values, **values})
 
     def as_json(self) -> dict[str, Any]:
-        """Return settings and options as the run's folder stores them."""
-        from splatcli.config import flat_settings
+        """Return settings and options as the run's folder stores them; paths are absolute."""
+        from splatcli.config import NAMED_STARTS, flat_settings
 
-        return {**flat_settings(self.build(dict(self.values)), as_json=True), **self.options}
+        settings = flat_settings(self.build(dict(self.values)), as_json=True)
+        if settings["model.init"] not in NAMED_STARTS:
+            settings["model.init"] = os.path.abspath(settings["model.init"])
+        return {**settings, **self.options}
 
 
 def earlier_run(place: Path, request: RunRequest, out: Output) -> Path | None:
@@ -76,17 +82,30 @@ def check_request(
         return False
     now = request.as_json()
     keys = _changed(before, request)
+    scene = _present_scene(place) if "data.scene" in keys else None
+    if _equal("data.scene", scene, now["data.scene"]):
+        keys.remove("data.scene")
     if keys:
         changes = [f"{key} was {shown(before[key])}, is now {shown(now[key])}" for key in keys]
         steps = now["train.iterations"]
         longer = f" --iterations {steps}" if "train.iterations" in keys and steps > before["train.iterations"] else ""
-        go_on = f"splat resume {shlex.quote(str(place))}{longer}"
+        is_gone = scene is not None and not os.path.exists(scene)
+        moved = f" --data {shlex.quote(now['data.scene'])}" if is_gone else ""
+        go_on = f"splat resume {shlex.quote(str(place))}{longer}{moved}"
         raise OutputError(
             f"the output folder holds a run with other settings: {listed(changes, _LISTED, '; ')}",
             where=place,
             remedy=f"continue it with {go_on}, {otherwise}",
         )
     return True
+
+
+def _present_scene(place: Path) -> str | None:
+    """Return the folder of the scene that the newest checkpoint of a run names: ``splat resume --data`` changes it."""
+    from splatcli.checkpoint.container import read_container
+
+    newest = newest_checkpoint(place, allow_older=True)
+    return None if newest is None else read_container(newest, digests=False, mmap=True).manifest.dataset.root
 
 
 def _changed(before: Mapping[str, Any], request: RunRequest) -> list[str]:
@@ -111,7 +130,7 @@ def _changed(before: Mapping[str, Any], request: RunRequest) -> list[str]:
 
 
 def _equal(key: str, before: object, now: object) -> bool:
-    """Return whether two values of a request mean the same: a scene may be named by a link, or from another folder."""
-    if key == "data.scene" and isinstance(before, str) and isinstance(now, str):
+    """Return whether two values of a request mean the same: what is there may be named by a link."""
+    if key in _PLACES and isinstance(before, str) and isinstance(now, str) and os.path.isabs(before):
         return os.path.realpath(before) == os.path.realpath(now)
     return before == now

@@ -144,5 +144,5 @@ def _known_keys(allowed: Iterable[str], settings: dict[str, Any]) -> set[str]:
 
 
 def shown(value: Any) -> str:
-    """Return a setting's value for a message."""
-    return "none" if value is None else str(value)
+    """Return a setting's value for a message; the name none, as of a folder of masks, in quotes."""
+    return "none" if value is None else '"none"' if value == "none" else str(value)

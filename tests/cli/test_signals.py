@@ -439,6 +439,8 @@ def test_another_command_does_not_go_on_with_a_run(finished_run: Path, tiny_scen
     done = splat("train", tiny_scene, "-o", finished_run, "-n", "40", "-q", *QUICK, "--seed", "7")
     assert done.code == 8
     assert "with other settings: train.seed was 42, is now 7" in done.err
+    done = splat("train", tiny_scene, "-o", finished_run, "-n", "40", "--masks", "none", "-q", *QUICK)
+    assert 'with other settings: data.masks was none, is now "none"' in done.err
     assert "--overwrite" in done.err
     assert sorted(path.name for path in (finished_run / "ckpts").iterdir()) == before
 
@@ -456,6 +458,41 @@ def test_a_scene_named_by_a_link_or_from_another_folder_is_the_same(
     shutil.copytree(tiny_scene, copy)
     done = splat("train", copy, "-o", finished_run, "-n", "40", "-q", *QUICK)
     assert (done.code, "data.scene was" in done.err) == (8, True)
+
+
+def test_a_scene_that_has_moved_is_the_same_after_a_resume_there(
+    tiny_scene: Path, splat: Splat, tmp_path: Path
+) -> None:
+    before, after, run = tmp_path / "before", tmp_path / "after", tmp_path / "run"
+    shutil.copytree(tiny_scene, before)
+    words = ("-o", run, "-n", 9, "-q", *QUICK)
+    assert splat("train", before, *words, "--stop-at", 3).code == 0
+    before.rename(after)
+    refused = splat("train", after, *words)
+    assert refused.code == 8
+    assert f"continue it with splat resume {run} --data {after}, move it aside" in refused.err
+    assert splat("resume", run, "--data", after, "--stop-at", 6, "-q").code == 0
+    done = splat("train", after, *words)
+    assert (done.code, done.lines) == (0, [str(run / "ckpts" / "ckpt_000009.pt")]), done.err
+    shutil.copytree(after, before)  # the first place is the run's as well
+    assert splat("train", before, *words).lines == done.lines
+    other = splat("train", shutil.copytree(after, tmp_path / "third"), *words)
+    assert (other.code, "--data" in other.err) == (8, False), "the run's scene is where it was"
+
+
+def test_a_model_to_start_from_is_the_same_from_another_folder(
+    tiny_scene: Path, exported_ply: Path, splat: Splat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "inside").mkdir()
+    shutil.copy(exported_ply, tmp_path / "model.ply")
+    run, folders = tmp_path / "run", {tmp_path: "model.ply", tmp_path / "inside": "../model.ply"}
+    for folder, model in folders.items():
+        monkeypatch.chdir(folder)
+        done = splat("train", tiny_scene, "--init", model, "--sh-degree", 1, "-o", run, "-n", 6, "-q")
+        assert (done.code, done.lines) == (0, [str(run / "ckpts" / "ckpt_000006.pt")]), done.err
+    other = splat("train", tiny_scene, "--init", "model.ply", "--sh-degree", 1, "-o", run, "-n", 6, "-q")
+    assert other.code == 8, "a file of that name in this folder is another one"
+    assert f"model.init was {tmp_path}/model.ply, is now {tmp_path}/inside/model.ply" in other.err
 
 
 def test_a_start_that_was_killed_before_its_first_checkpoint_is_made_again(
