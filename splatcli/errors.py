@@ -210,7 +210,9 @@ def from_os_error(error: OSError, kind: type[SplatError], where: object = None) 
     if issubclass(kind, OutputError):
         return kind(f"cannot be written: {reason}", where=place)
     if isinstance(error, FileNotFoundError):
-        return kind("there is no such file", where=place)
+        is_checkpoint = os.path.basename(os.path.dirname(str(place))) == "ckpts"
+        gone = "a run that trains deletes its older checkpoints: try again, and name its folder"
+        return kind("there is no such file", where=place, remedy=gone if is_checkpoint else None)
     if error.errno == errno.ESPIPE:
         return kind(f"cannot be read: {reason}", where=place, remedy="write its content to a file, and name that")
     remedy = kind.usual_remedy or "check its permissions, and the disk or network that it is on, and try again"

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from splatcli.checkpoint.atomic import TEMPORARY
 from splatcli.checkpoint.file import load_checkpoint
-from splatcli.checkpoint.run_dir import CONFIG, LATEST, METRICS, checkpoints_of, is_locked, step_of
+from splatcli.checkpoint.run_dir import CONFIG, LATEST, METRICS, checkpoints_of, is_gone, is_locked, step_of
 from splatcli.config import first_fault, parse_config
 from splatcli.errors import ModelFileError, ResourceError, SplatError, UnreadableError, VersionError, os_errors
 
@@ -61,7 +61,10 @@ def check_checkpoint(path: Path) -> Finding:
 
 
 def check_run(run: Path) -> Iterator[Finding]:
-    """Check the checkpoints, the newest first, also those set aside by a resume; then the other files of the run."""
+    """Check the checkpoints, the newest first, also those set aside by a resume; then the other files of the run.
+
+    Checkpoints that a running training deletes meanwhile are left out.
+    """
     try:
         with os_errors(UnreadableError, run / "ckpts"):
             files = checkpoints_of(run)
@@ -72,8 +75,15 @@ def check_run(run: Path) -> Iterator[Finding]:
         return
     if not files:
         yield Finding.damage(run / "ckpts", "there is no checkpoint in it", "start the run anew: splat train")
+    checked = 0
     for path in [*reversed(files), *aside]:
-        yield check_checkpoint(path)
+        finding = check_checkpoint(path)
+        if finding.state != "unreadable" or not is_gone(path):
+            checked += 1
+            yield finding
+    if files and not checked:  # there are newer ones
+        yield from check_run(run)
+        return
     for name, check in ((LATEST, _pointer_fault), (CONFIG, _settings_fault), (METRICS, _metrics_fault)):
         yield _beside(run, name, check, files)
     for path in beside:

@@ -111,6 +111,13 @@ def is_locked(run: Path) -> bool:
     return False
 
 
+def check_unlocked(run: Path) -> None:
+    """Raise LockedError where a process works in a run folder. Where that cannot be known, nothing is raised."""
+    with contextlib.suppress(OSError):
+        if is_locked(run):
+            os.close(take_lock(run))
+
+
 #: What a run writes into its folder before its first step; a rollback of the folder deletes nothing else.
 _OURS = (
     "ckpts/ckpt_*.pt",
@@ -247,9 +254,7 @@ class RunDir:
                 raise OutputError("this is a file; a run needs a folder", where=path, remedy="choose another -o")
             if path.is_dir() and has_content(path):
                 if not overwrite:
-                    with contextlib.suppress(OSError):
-                        if is_locked(path):  # another process has made its run since this one looked
-                            os.close(take_lock(path))
+                    check_unlocked(path)  # another process may have made its run since this one looked
                     raise OutputError(
                         "the output folder exists and is not empty",
                         where=path,
@@ -505,7 +510,8 @@ class Latest:
 def find_latest_sound(run: Path) -> Latest:
     """Return the newest sound checkpoint, and the newer ones that are damaged.
 
-    It takes milliseconds a file; the tensors are verified when the checkpoint is loaded.
+    It takes milliseconds a file; the tensors are verified when the checkpoint is loaded. One that a running training
+    has deleted meanwhile makes room for the newer ones.
     Raises UnreadableError, ResourceError or VersionError for one that cannot be checked here: it may be sound, and an
     older one must not replace it.
     """
@@ -516,12 +522,25 @@ def find_latest_sound(run: Path) -> Latest:
         try:
             read_container(path, digests=False, mmap=True)
         except UnreadableError:
+            if is_gone(path):
+                return find_latest_sound(run)
             raise
         except ModelFileError as error:
             damaged.append(error)
         else:
             return Latest(path, damaged)
     return Latest(None, damaged)
+
+
+def is_gone(path: Path) -> bool:
+    """Return whether a file that was listed has been deleted since."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def newest_run(output: Path) -> Path | None:

@@ -259,6 +259,7 @@ def _read_start(run: NewRun, place: Path, context: RunContext) -> _Start:
 def resume_training(path: Path, overrides: ResumeOverrides, context: RunContext, *, explain_split: bool = False) -> int:
     """Continue the run of a checkpoint; return the exit code. explain_split: as for run_trainer()."""
     from splatcli.checkpoint.file import load_checkpoint
+    from splatcli.checkpoint.run_dir import check_unlocked
     from splatcli.config import read_settings
     from splatcli.scene.read import read_scene
     from splatcli.train.backgrounds import training_image_background
@@ -270,9 +271,11 @@ def resume_training(path: Path, overrides: ResumeOverrides, context: RunContext,
     from splatcli.train.trainer import Trainer
 
     out, group, sharded = context.out, context.group, context.sharded
-    _check_own_checkpoint(path)
     run = run_folder(path)
     named = run or path
+    if run is not None and group is None:  # before anything is read; ranks find out together
+        check_unlocked(run)
+    _check_own_checkpoint(path)
     seen = [] if run is None else _checkpoint_names(run)
     with Requests(ECHO if group else 0.0) as requests:
         out.note(f"reading {path}")

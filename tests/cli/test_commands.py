@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -396,9 +397,44 @@ class TestResume:
         from splatcli.checkpoint.run_dir import RunDir
 
         run = shutil.copytree(finished_run, tmp_path / "run")
+        (tmp_path / "empty").mkdir()
         with RunDir.open(run):
             done = splat("resume", run, "--iterations", 50)
-        assert done.code == 9
+            at_once = splat("resume", run, "--iterations", 50, "--data", tmp_path / "empty")
+        assert (done.code, at_once.code) == (9, 9), "before the scene is read"
+
+    @pytest.mark.parametrize(
+        ("command", "reader"), [("check", "check.load_checkpoint"), ("info", "run_dir.read_container")]
+    )
+    def test_a_checkpoint_that_training_replaces_meanwhile_is_not_missed(
+        self,
+        splat: Splat,
+        finished_run: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        command: str,
+        reader: str,
+    ) -> None:
+        run = shutil.copytree(finished_run, tmp_path / "run")
+        for path in (run / "ckpts").iterdir():
+            if path.name != "ckpt_000040.pt":
+                path.unlink()
+        module, name = reader.split(".")
+        place = importlib.import_module(f"splatcli.checkpoint.{module}")
+        read, seen = getattr(place, name), []
+
+        def read_late(path: Path, **options: Any) -> Any:
+            seen.append(path.name)
+            if len(seen) == 1:
+                path.rename(path.with_name("ckpt_000041.pt"))
+            return read(path, **options)
+
+        monkeypatch.setattr(place, name, read_late)
+        done = splat(command, run)
+        assert done.code == 0, done.err
+        assert seen[:2] == ["ckpt_000040.pt", "ckpt_000041.pt"]
+        assert "ckpt_000041.pt" in done.out
+        assert "ckpt_000040.pt: " not in done.out
 
     def test_a_run_that_another_process_has_begun_meanwhile_is_in_use(
         self, splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
