@@ -255,10 +255,12 @@ class RunDir:
             if path.is_dir() and has_content(path):
                 if not overwrite:
                     check_unlocked(path)  # another process may have made its run since this one looked
+                    ways = ["--overwrite moves the run aside"] if (path / "ckpts").is_dir() else []
+                    ways += ["splat resume continues it"] if checkpoints_of(path) else []
                     raise OutputError(
                         "the output folder exists and is not empty",
                         where=path,
-                        remedy="--overwrite moves a run aside, splat resume continues it, or choose another -o",
+                        remedy=", or ".join([", ".join(ways), "choose another -o"] if ways else ["choose another -o"]),
                     )
                 undo.moved_aside = _move_aside(path)
             undo.made = [place for place in (path / "ckpts", path, *path.parents) if not place.exists()]

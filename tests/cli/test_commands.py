@@ -222,6 +222,22 @@ class TestTrain:
         assert done.code == 8
         assert (tmp_path / "run").read_text() == "mine"
 
+    def test_a_folder_in_the_way_names_what_can_be_done_with_it(
+        self, splat: Splat, tiny_scene: Path, finished_run: Path, tmp_path: Path
+    ) -> None:
+        run = shutil.copytree(finished_run, tmp_path / "run")
+        (run / "request.json").unlink()
+        words = ("train", tiny_scene, "-o", run, "-n", 1, *QUICK)
+        aside = "--overwrite moves the run aside, "
+        assert f"help: {aside}splat resume continues it, or choose another -o\n" in splat(*words).err
+        for path in (run / "ckpts").iterdir():
+            path.unlink()
+        assert f"help: {aside}or choose another -o\n" in splat(*words).err
+        (run / "ckpts").rmdir()
+        assert "help: choose another -o\n" in splat(*words).err
+        (run / "ckpts").mkdir()
+        assert splat(*words, "--overwrite", "-q").code == 0
+
     def test_runs_that_start_at_once_get_a_folder_each(
         self, splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
