@@ -44,6 +44,10 @@ def test_the_wheel_carries_the_native_sources(tmp_path: Path) -> None:
         names = set(wheel.namelist())
         (entry_points,) = [name for name in names if name.endswith("entry_points.txt")]
         assert "splat = splatcli.cli:main" in wheel.read(entry_points).decode()
+        (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+        (torch_wanted,) = re.findall(r"^Requires-Dist: (torch\b.*)$", wheel.read(metadata).decode(), re.M)
+    # With a bound, pip would replace a newer CPU build by an older one with CUDA.
+    assert torch_wanted == "torch>=2.10"
     assert "include/splat.h" in native_sources()
     assert {f"splatcli/_native_src/{name}" for name in native_sources()} <= names
     sample = {
