@@ -39,6 +39,9 @@ _COEFFICIENTS = {
 _FIRST = 1 << 31
 #: Points of the file have no colours.
 _GRAY = 128
+#: Pixels of the file are counted from the centre of the first one, as its detectors and its undistortion do; a Camera's
+#: from the upper left corner of the image.
+_FIRST_CENTER = 0.5
 
 
 def read_openmvg(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
@@ -152,7 +155,8 @@ def _lens(members: dict[str, Any], kind: str, label: str, file: Path) -> pycolma
         return finite_numbers(values if isinstance(values, list) else [values], count, f"{label}: {key}", file, _EXPORT)
 
     width, height = (round(numbers(key, 1)[0]) for key in ("width", "height"))
-    focal, center = numbers("focal_length", 1)[0], numbers("principal_point", 2)
+    focal = numbers("focal_length", 1)[0]
+    center = [value + _FIRST_CENTER for value in numbers("principal_point", 2)]
     if not focal > 0:
         raise SceneError(f"{label}: its focal length is {focal:g}, not positive", where=file, remedy=_EXPORT)
     key, count = _COEFFICIENTS[kind]
@@ -184,7 +188,7 @@ def _points(
         if entries and xyz.shape[1:] != (3,):
             raise ValueError("not three numbers")
         seen = ImagePoints.of(
-            (numbers[one["key"]], row, *one["value"]["x"])
+            (numbers[one["key"]], row, *(value + _FIRST_CENTER for value in one["value"]["x"]))
             for row, (_, value) in enumerate(kept)
             for one in value.get("observations", ())
             if one["key"] in numbers

@@ -419,14 +419,17 @@ def openmvg(
     points: tuple[NDArray[np.float64], NDArray[np.uint8]] | None = None,
     seen: Seen | None = None,
 ) -> None:
-    """As cereal writes maps and pointers: a type is named once, by a number that has its highest bit set there."""
+    """As cereal writes maps and pointers: a type is named once, by a number that has its highest bit set there.
+
+    OpenMVG's pixels are counted from the centre of the first one, `Known`'s from the corner of the image.
+    """
     first = cameras[0]
     key, coefficients = _OPENMVG_LENSES[kind]
     facts = {
         "width": first.width,
         "height": first.height,
         "focal_length": first.focal,
-        "principal_point": [first.cx, first.cy],
+        "principal_point": [first.cx - 0.5, first.cy - 0.5],
     }
     content = {"value0": facts} if kind != "pinhole" else facts
     if key is not None:
@@ -483,7 +486,7 @@ def openmvg(
             "value": {
                 "X": position.tolist(),
                 "observations": [
-                    {"key": camera, "value": {"id_feat": 5, "x": list(pixel)}}
+                    {"key": camera, "value": {"id_feat": 5, "x": [value - 0.5 for value in pixel]}}
                     for camera, point, pixel in (*(seen or ()), (99, number, (1.0, 1.0)))
                     if point == number
                 ],
