@@ -33,8 +33,12 @@ if TYPE_CHECKING:
 RenderMode = Literal["RGB", "D", "ED", "RGB+D", "RGB+ED"]
 
 
-#: Bounds of opacities and standard deviations, so that logit and logarithm stay finite.
-_MOST_OPAQUE, _LEAST = 1.0 - 2.0**-24, 1e-12
+#: Opacities and standard deviations are at least this, so that logit and logarithm stay finite.
+_LEAST = 1e-12
+
+#: How far opacities stay below 1, in roundings of the dtype: 1.5e-5 in float32. Gradients are multiplied by the
+#: distance, of which rounding leaves little nearer to 1.
+_BELOW_ONE = 128.0
 
 #: The logit of an opacity that shows nowhere.
 _UNSEEN = -100.0
@@ -420,6 +424,17 @@ class _CameraRender:
         return torch.nn.functional.pad(part, (0, CHANNELS - part.shape[0]))
 
 
+def _logits(opacities: Tensor) -> Tensor:
+    """Return the logits of ``opacities``, with the gradient of all that are above _LEAST.
+
+    Those at 1 have one too: programs that clamp opacities to 0..1 could never lower them again without it.
+    """
+    most = 1.0 - _BELOW_ONE * torch.finfo(opacities.dtype).eps
+    known = opacities.clamp(min=_LEAST)
+    unchanged = (known - known.detach()).nan_to_num(0.0)  # 0, with a gradient; NaN of infinity
+    return torch.logit(known.clamp(max=most).detach() + unchanged)
+
+
 def _stacked(image: Tensor, alpha: Tensor, depth: Tensor, mode: RenderMode) -> Tensor:
     """Return [H, W, X] the channels of ``mode``."""
     if mode == "RGB":
@@ -632,7 +647,7 @@ class _Call:
                 means[at],
                 quats[at],
                 scales[at].abs().clamp(min=_LEAST).log(),
-                torch.logit(self.opacities[at].clamp(_LEAST, _MOST_OPAQUE)),
+                _logits(self.opacities[at]),
             )
             for c in range(self.facts["n_cameras"]):
                 own = colors[at][c] if per_camera else colors[at]

@@ -341,6 +341,25 @@ def test_opaque_and_flat_gaussians_have_finite_gradients() -> None:
         assert leaf.grad.isfinite().all(), name
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("opacity", [1.0, 1.0 - 2.0**-24, 0.99999])
+def test_opacities_at_and_near_1_have_the_gradient_of_those_below(opacity: float, dtype: torch.dtype) -> None:
+    """A program that clamps opacities to 0..1 has to be able to lower them again."""
+    gaussians, camera = random_scene(5, 12, sh_degree=0)
+
+    def gradient(opacity: float, dtype: torch.dtype) -> Tensor:
+        arguments = activated(gaussians.map(lambda tensor: tensor.to(dtype)))
+        arguments["opacities"] = torch.full((12,), opacity, dtype=dtype, requires_grad=True)
+        image, _, _ = rasterization(**arguments, **seen_by(camera, dtype=dtype), sh_degree=0)
+        image.square().sum().backward()
+        assert arguments["opacities"].grad is not None
+        return arguments["opacities"].grad.double()
+
+    wanted = gradient(0.9999, F64)  # a logit of 9 is exact enough
+    assert int((wanted != 0).sum()) == 11  # one is hidden by others
+    torch.testing.assert_close(gradient(opacity, dtype), wanted, rtol=0.0, atol=float(0.01 * wanted.abs().max()))
+
+
 class Emitter(torch.nn.Module):
     """A network whose last layer emits all parameters of ``count`` Gaussians, as feed-forward models do."""
 
