@@ -584,7 +584,8 @@ class TrainConfig(Section):
         lt=1,
         description="Part of the Gaussians that a step leaves out at the end of the run, rising linearly from 0 "
         "(DropGaussian); none: 0.2 where training views are 20 degrees or more apart as seen from the sparse "
-        "points (80 % quantile of the angles to the next view), else 0.",
+        "points (80 % quantile of the angles to the next view), else 0. The model is rendered and exported with the "
+        "opacities of the mean step, 1 minus this part times those of training.",
     )
     sh_views: float = Field(
         3.0,

@@ -7,6 +7,10 @@ apart only (docs/quality.md).
 
 A Gaussian is left out by a 3D filter (docs/math.md 2.4) so wide that no opacity remains: it is culled, has no gradient,
 and Adam treats it as one that the view does not see.
+
+Blending is linear in each opacity, and Gaussians are left out independently. So the mean image of a step with the rate
+r is that of all Gaussians with 1 - r times their opacities, and these are rendered, scored and exported. DropGaussian
+raises the opacities of the others by 1 / (1 - r) in each step instead, which opacities near 1 have no room for.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from splatcli.config import MADE_STARTS, Config, resolve
+from splatcli.reproducible import softplus
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
 
@@ -112,6 +117,15 @@ def dropped(seed: int, step: int, count: int, rate: float) -> Tensor:
     # numpy guarantees these words for all versions; a byte of a word decides on a Gaussian.
     words = np.random.Philox(key=key).random_raw(-(-count // 8)).astype("<u8")
     return torch.from_numpy(words.view(np.uint8)[:count] < round(_LEVELS * rate))
+
+
+def mean_opacities(logits: Tensor, rate: float) -> Tensor:
+    """Return logits [N] of the opacities that Gaussians have in the mean of steps with that ``rate``, 0 to below 1."""
+    if rate == 0.0:
+        return logits
+    # The logit of (1 - rate) o in logarithms: no opacity near 1 loses digits.
+    known = logits.double()
+    return (known + math.log1p(-rate) - softplus(known + math.log(rate))).to(logits)
 
 
 def dropout_filter(sizes: Tensor | None, rows: Tensor) -> Tensor:

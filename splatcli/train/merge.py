@@ -17,6 +17,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.scene.partition import Grid
 from splatcli.scene.scene import Scene
 from splatcli.train.densify.free_space import clearances
+from splatcli.train.dropout import dropout_rate, mean_opacities
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.state import sh_change_of
 
@@ -24,7 +25,7 @@ Some = TypeVar("Some")
 
 #: Settings in which the blocks of a scene may differ: those of the merged run are its own; dropout, the prior of
 #: colours and smaller first images follow from the views of a block, and a rollback lowers learning rates. The merged
-#: run has those of the first block.
+#: run has those of the first block, and the least dropout of all.
 _OWN = frozenset(
     {
         *("data.block", "strategy.cap_max", "memory.cap", "memory.budget", "memory.offload", "data.scene"),
@@ -59,6 +60,8 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
         parts.append(replace(checkpoint, strategy={}).select_rows(own_rows(checkpoint, grid, block)))
     if any(part.sh_change is not None for part in parts):  # the views of some blocks are far apart, of others not
         parts = [replace(part, effective_views=None, sh_change=sh_change_of(part)) for part in parts]
+    dropout = min(part.config.train.dropout or 0.0 for part in parts)
+    parts = [_with_dropout(part, dropout) for part in parts]
     first = parts[0]
     gaussians = Gaussians(**{name: _joined([getattr(part.gaussians, name) for part in parts]) for name in GROUPS})
     count = len(gaussians)
@@ -78,7 +81,7 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
         sh_last_step=_joined([_required(part.sh_last_step) for part in parts]),
         strategy=strategy,
         sampler=ViewSampler(len(scene.train), first.config.train.seed).state(),
-        config=_whole(first.config, count),
+        config=_whole(first.config, count, dropout),
         skipped=tuple(row for row, view in enumerate(scene.train) if view in left_out),
         train=list(scene.train),
         test=list(scene.test),
@@ -90,10 +93,20 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
     )
 
 
-def _whole(config: Config, count: int) -> Config:
+def _with_dropout(part: Checkpoint, dropout: float) -> Checkpoint:
+    """Return the state of a block with the opacities that a run with the rate ``dropout`` renders as the block does.
+
+    dropout: no more than the block's.
+    """
+    kept, merged = (1.0 - dropout_rate(config, part.step) for config in (part.config, _whole(part.config, 1, dropout)))
+    logits = mean_opacities(part.gaussians.logit_opacities, 1.0 - kept / merged)
+    return replace(part, gaussians=replace(part.gaussians, logit_opacities=logits))
+
+
+def _whole(config: Config, count: int, dropout: float) -> Config:
     """Return the settings of the merged run: of the whole scene, with its count as the cap."""
     values = {"data.blocks": None, "data.block": None, "memory.cap": None, "strategy.cap_max": max(1, count)}
-    return with_settings(config, values)
+    return with_settings(config, {**values, "train.dropout": dropout})
 
 
 def _check_alike(first: Checkpoint, other: Checkpoint, path: Path) -> None:

@@ -20,6 +20,7 @@ from splatcli.rasterizer.filter_3d import apply_filter_3d, filter_sizes
 from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage
 from splatcli.rasterizer.step_inputs import DensifyStats, Shard
 from splatcli.scene.camera import Camera
+from splatcli.train.dropout import dropout_rate, mean_opacities
 from splatcli.train.per_view_params import PerViewParams, trained_tables
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.schedule import active_sh_degree
@@ -87,9 +88,11 @@ class TrainState:
         return active_sh_degree(self.config.schedule, self.gaussians.sh_degree, self.step)
 
     def gaussians_to_render(self) -> Gaussians:
-        """Return the Gaussians to render: shN of this step, damped, 3D filter applied. The state stays as it is."""
+        """Return the Gaussians to render: shN of this step, damped, opacities as in the mean of dropout, 3D filter
+        applied. The state stays as it is.
+        """
         columns = (self.filter_3d, self.effective_views, self.sh_change)
-        return _to_render(self.gaussians, self.adam, self.config, *columns)
+        return _to_render(self.gaussians, self.adam, self.config, self.step, *columns)
 
     def estimate_view_dependence(
         self, geometry: Gaussians | None = None, sizes: Tensor | None = None, group: ProcessGroup | None = None
@@ -259,11 +262,11 @@ def _adam(checkpoint: Checkpoint) -> AdamState:
 
 
 def gaussians_to_render(checkpoint: Checkpoint) -> Gaussians:
-    """Return the Gaussians of a checkpoint to render or to export: shN of its step, damped, 3D filter applied."""
+    """Return the Gaussians of a checkpoint to render or to export, as TrainState.gaussians_to_render()."""
     known = checkpoint.moments is not None and checkpoint.sh_last_step is not None
     adam = _adam(checkpoint) if known else None
     columns = (checkpoint.filter_3d, checkpoint.effective_views, checkpoint.sh_change)
-    return _to_render(checkpoint.gaussians, adam, checkpoint.config, *columns)
+    return _to_render(checkpoint.gaussians, adam, checkpoint.config, checkpoint.step, *columns)
 
 
 def sh_change_of(checkpoint: Checkpoint) -> Tensor:
@@ -279,13 +282,15 @@ def _to_render(
     trained: Gaussians,
     adam: AdamState | None,
     config: Config,
+    step: int,
     sizes: Tensor | None,
     views: Tensor | None,
     change: Tensor | None,
 ) -> Gaussians:
     """Return the Gaussians to render for those that are trained, which stay as they are.
 
-    adam: None where every step is applied. sizes: of the 3D filter. views: effective_views(). change: of shrinkage().
+    adam: None where every step is applied. step: the last one. sizes: of the 3D filter. views: effective_views().
+    change: of shrinkage().
     """
     gaussians = trained if adam is None else adam.flushed(trained, config.optim.shN_lr)
     if (views is not None or change is not None) and config.train.sh_views > 0.0:
@@ -298,6 +303,8 @@ def _to_render(
         elif views is not None:
             damp(shN, views, config.train.sh_views)
         gaussians = replace(gaussians, shN=shN)
+    if (rate := dropout_rate(config, step)) > 0.0:
+        gaussians = replace(gaussians, logit_opacities=mean_opacities(gaussians.logit_opacities, rate))
     return gaussians if sizes is None else apply_filter_3d(gaussians, sizes)
 
 

@@ -160,6 +160,20 @@ def test_blocks_that_were_trained_otherwise_are_not_merged(ball: Path, splat: Sp
     assert "steps is 5, not 4" in done.err
 
 
+def test_blocks_with_other_dropout_are_merged_as_they_look(ball: Path, splat: Splat, tmp_path: Path) -> None:
+    place, rates = tmp_path / "run", (0.4, 0.1)
+    for block, rate in enumerate(rates):
+        flags = ("--blocks", "2x1", "--block", block, "-n", STEPS, "-o", place, "--set", f"train.dropout={rate}")
+        assert splat("train", ball, *flags, *QUICK, *ANYWAY).code == 0
+    target, whole = tmp_path / "streamed.ply", tmp_path / "whole.ply"
+    for words in (("merge", place, "-o", target), ("merge", place), ("export", place, "-o", whole)):
+        done = splat(*words)
+        assert done.code == 0, done.err
+    merged = load_checkpoint(place / f"ckpts/ckpt_{STEPS:06d}.pt")
+    assert merged.config.train.dropout == min(rates)
+    torch.testing.assert_close(read_ply(target).logit_opacities, read_ply(whole).logit_opacities)
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [

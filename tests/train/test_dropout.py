@@ -17,7 +17,15 @@ from splatcli.rasterizer.filter_3d import apply_filter_3d
 from splatcli.rasterizer.reference import render_reference
 from splatcli.rasterizer.rendering import render
 from splatcli.rasterizer.step_inputs import StepInputs
-from splatcli.train.dropout import dropout_filter, dropout_rate, dropped, resolve_by_spacing, view_spacing
+from splatcli.train.dropout import (
+    dropout_filter,
+    dropout_rate,
+    dropped,
+    mean_opacities,
+    resolve_by_spacing,
+    view_spacing,
+)
+from splatcli.train.state import gaussians_to_render
 from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, float32, float64
 from tests.rasterizer.scenes import random_scene
@@ -107,6 +115,37 @@ def test_gaussians_that_are_left_out_are_not_there(kind: str) -> None:
         assert bool(gradient.isfinite().all()), name
         assert not gradient[rows].any(), name
         assert gradient[~rows].any(), name
+
+
+def test_the_mean_image_of_dropout_is_that_of_lower_opacities() -> None:
+    """Blending is linear in each opacity, so that the mean over all 64 choices of six Gaussians is exact."""
+    gaussians, camera = random_scene(4, 6, width=24, height=20, sh_degree=1, scale=0.3, dtype=torch.float64)
+    gaussians.logit_opacities.clamp_(-1.0, 3.0)
+    rate, mean = 0.3, torch.zeros(20, 24, 3, dtype=torch.float64)
+    for choice in range(64):
+        rows = torch.tensor([choice >> row & 1 for row in range(6)], dtype=torch.bool)
+        gone = int(rows.sum())
+        image, _ = render_reference(gaussians.map(lambda t, rows=rows: t[~rows]), camera)[:2]
+        mean += rate**gone * (1.0 - rate) ** (6 - gone) * image
+    lowered = dataclasses.replace(gaussians, logit_opacities=mean_opacities(gaussians.logit_opacities, rate))
+    # Where a Gaussian is fainter than 1/255 it is not drawn, and lowered ones are a little sooner.
+    assert_close(render_reference(lowered, camera)[0], mean, rtol=0, atol=3 / 255)
+    assert float((render_reference(gaussians, camera)[0] - mean).abs().max()) > 0.1
+    opacities = torch.tensor([1e-6, 0.2, 0.9, 1.0 - 1e-12], dtype=torch.float64)
+    assert_close(mean_opacities(opacities.logit(), rate).sigmoid(), 0.7 * opacities, rtol=1e-9, atol=0)
+    assert mean_opacities(opacities, 0.0) is opacities
+
+
+def test_a_model_is_rendered_and_exported_as_the_mean_of_its_steps() -> None:
+    trainer = start_plain(short_config(40, train={"dropout": 0.5}), MemoryRun(), PlainEngine())
+    list(trainer.run(stop_at=20))
+    state = trainer.state
+    trained = state.gaussians.logit_opacities.double().sigmoid()
+    rate = dropout_rate(state.config, 20)
+    assert 0.0 < rate < 0.5
+    for shown in (state.gaussians_to_render(), gaussians_to_render(state.to_checkpoint())):
+        assert_close(shown.logit_opacities.double().sigmoid(), (1.0 - rate) * trained, rtol=1e-5, atol=0)
+    assert torch.equal(state.gaussians.logit_opacities.double().sigmoid(), trained), "training goes on with its own"
 
 
 def test_a_filter_of_others_stays() -> None:
