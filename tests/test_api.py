@@ -154,11 +154,12 @@ def test_errors_name_the_argument_and_not_a_flag(tmp_path: Path) -> None:
 
 
 def test_remedies_name_arguments_and_not_flags(ball: Path, tmp_path: Path) -> None:
+    (tmp_path / "ckpts").mkdir()
     (tmp_path / "notes").touch()
     for remedy, call in {
         'masks="none" uses no masks': lambda: splatcli.Scene.open(COURTYARD, masks="nowhere"),
         "or depths=DIR": lambda: splatcli.Trainer(ball, output=tmp_path / "a", depths="auto", device="cpu").run(),
-        "overwrite=True moves a run": lambda: splatcli.Trainer(COURTYARD, output=tmp_path, device="cpu").run(),
+        "overwrite=True moves the run": lambda: splatcli.Trainer(COURTYARD, output=tmp_path, device="cpu").run(),
         # What is a whole command stays one.
         "splat train --test-every (0": lambda: splatcli.Scene.open(COURTYARD, test_every=1),
     }.items():
