@@ -10,6 +10,7 @@ import torch
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.gaussians import GROUPS
 from tests.cli.tiny import QUICK, add_points, write_scene
+from tests.formats.made import read_ply
 from tests.running import Splat
 
 COURTYARD = Path(__file__).resolve().parents[2] / "data/samples/courtyard"
@@ -30,6 +31,10 @@ def test_whole_runs_resume_with_the_same_gaussians_left_out(splat: Splat, tiny_s
     without = load_checkpoint(Path(plain.lines[0]))
     assert not torch.equal(without.gaussians.means[:5], one.gaussians.means[:5])
     assert splat(*words, "--set", "train.dropout=1", "-o", tmp_path / "all").code == 2
+    for run, checkpoint, kept in ((tmp_path / "whole", one, 0.7), (tmp_path / "plain", without, 1.0)):
+        assert splat("export", run, "-o", tmp_path / "shown.ply", "-q").code == 0
+        shown, trained = (g.logit_opacities.sigmoid() for g in (read_ply(tmp_path / "shown.ply"), checkpoint.gaussians))
+        torch.testing.assert_close(shown, kept * trained, rtol=1e-5, atol=0)
 
 
 def test_views_far_apart_have_dropout_by_default(splat: Splat, tmp_path: Path) -> None:
