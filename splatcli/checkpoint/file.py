@@ -47,7 +47,7 @@ from splatcli.checkpoint.schema import (
     space_of,
     writer_info,
 )
-from splatcli.checkpoint.state import Checkpoint, DatasetInfo, Scalar
+from splatcli.checkpoint.state import Checkpoint, DatasetInfo, RenderColumns, Scalar
 from splatcli.config import Config, fault, parse_config
 from splatcli.errors import DivergedError, ModelFileError, SplatError, UsageError
 from splatcli.gaussians import GROUPS, Gaussians
@@ -68,7 +68,7 @@ def pack_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
                 named[prefix + STORED_NAMES[group]] = _stored_shape(group, moment)
     if checkpoint.sh_last_step is not None:
         named[SH_LAST_STEP] = checkpoint.sh_last_step
-    named.update(checkpoint.columns())
+    named.update(checkpoint.columns.present())
     named.update({f"strategy.{key}": v for key, v in checkpoint.strategy.items() if isinstance(v, Tensor)})
     named.update({VIEW_PREFIX + key: tensor for key, tensor in checkpoint.views.items()})
     named.update({f"rng.{key}": state for key, state in checkpoint.rng.items()})
@@ -183,9 +183,11 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
         train=list(manifest.train_views),
         test=list(manifest.test_views),
         views=_views(manifest, cameras, tensors, where),
-        filter_3d=_column(FILTER_3D, tensors, where),
-        effective_views=_column(EFFECTIVE_VIEWS, tensors, where),
-        sh_change=tensors.get(SH_CHANGE),
+        columns=RenderColumns(
+            filter_3d=_column(FILTER_3D, tensors, where),
+            effective_views=_column(EFFECTIVE_VIEWS, tensors, where),
+            sh_change=tensors.get(SH_CHANGE),
+        ),
         dataset=DatasetInfo(
             **{
                 **manifest.dataset.model_dump(),
@@ -360,9 +362,10 @@ def checkpoint_bytes(checkpoint: Checkpoint, count: int | None = None) -> int:
     per_row = sum(tensor[:1].nbytes for _, tensor in checkpoint.gaussians.items())
     rows = 3 * per_row if checkpoint.moments is not None else per_row
     rows += 0 if checkpoint.sh_last_step is None else checkpoint.sh_last_step[:1].nbytes
-    rows += sum(column[:1].nbytes for column in checkpoint.columns().values())
+    columns = checkpoint.columns.present()
+    rows += sum(column[:1].nbytes for column in columns.values())
     train, coefficients = checkpoint.config.train, 1 + checkpoint.gaussians.shN.shape[1]
-    if train.sh_views > 0.0 and checkpoint.gaussians.sh_degree >= 3 and not {*checkpoint.columns()} & _FINISHED:
+    if train.sh_views > 0.0 and checkpoint.gaussians.sh_degree >= 3 and not columns.keys() & _FINISHED:
         rows += 12 * coefficients if train.sh_prior else 4  # the last checkpoint of the run has them
     rows += sum(v[:1].nbytes for v in checkpoint.strategy.values() if isinstance(v, Tensor))
     fixed = sum(state.nbytes for states in (checkpoint.rng, checkpoint.views) for state in states.values())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 
 from torch import Tensor
 
@@ -37,6 +38,31 @@ class DatasetInfo:
     place: tuple[float, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RenderColumns:
+    """Columns beside the raw parameters that change how Gaussians are rendered; None where there is none.
+
+    filter_3d: [N] float32, sizes of the 3D filter in world units, as of its last update (FILTER_3D_EVERY).
+    effective_views: [N] float32, effective numbers of training views that show each Gaussian, in a finished run
+        (train/view_dependence.py); None without damping.
+    sh_change: [N, 1 + K, 3] float32, what is added to sh0 and shN of a finished run whose views are far apart, in place
+        of damping.
+    """
+
+    filter_3d: Tensor | None = None
+    effective_views: Tensor | None = None
+    sh_change: Tensor | None = None
+
+    def present(self) -> dict[str, Tensor]:
+        """Return the columns that there are, by name."""
+        columns = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: column for name, column in columns.items() if column is not None}
+
+    def map(self, fn: Callable[[Tensor], Tensor | None]) -> RenderColumns:
+        """Return new columns with ``fn`` applied to each that there is."""
+        return RenderColumns(**{name: fn(column) for name, column in self.present().items()})
+
+
 @dataclass(slots=True)
 class Checkpoint:
     """The state of a run after ``step`` steps; a run that continues from it is bit-identical to one without a stop.
@@ -53,11 +79,6 @@ class Checkpoint:
     comparisons: how many times the training views were compared to find them.
     cameras: every camera at the training resolution, as the scene gave it; train and test index into them.
     views: per-view parameters, [T, ...] with a row for each training view (VIEW_TABLES of the schema).
-    filter_3d: [N] float32, sizes of the Gaussians' 3D filter in world units; None without one.
-    effective_views: [N] float32, effective numbers of training views that show each Gaussian, in a finished run
-        (train/view_dependence.py); None without damping.
-    sh_change: [N, 1 + K, 3] float32, what is added to sh0 and shN of a finished run whose views are far apart, in place
-        of damping; else None.
     loss: the name of the caller's loss function (splatcli.Trainer); None: that of the settings.
     writer: version and machine that wrote the file; empty before it is written.
     """
@@ -79,9 +100,7 @@ class Checkpoint:
     skipped: tuple[int, ...] = ()
     comparisons: int = 0
     views: dict[str, Tensor] = field(default_factory=dict)
-    filter_3d: Tensor | None = None
-    effective_views: Tensor | None = None
-    sh_change: Tensor | None = None
+    columns: RenderColumns = field(default_factory=RenderColumns)
     loss: str | None = None
     writer: dict[str, str] = field(default_factory=dict)
 
@@ -89,29 +108,17 @@ class Checkpoint:
         """Return the checkpoint of some of the Gaussians, which keep their bits; with a slice it shares the memory.
 
         rows: [M] int64 or a slice. What a run knows of each Gaussian goes with it: raw parameters, moments, the step of
-        the last update of its SH coefficients, the tensors of the strategy and its columns().
+        the last update of its SH coefficients, the tensors of the strategy and ``columns``.
         """
         moments, steps = self.moments, self.sh_last_step
-        columns = {name: column[rows] for name, column in self.columns().items()}
         return replace(
             self,
             gaussians=self.gaussians.map(lambda column: column[rows]),
             moments=None if moments is None else {name: (a[rows], b[rows]) for name, (a, b) in moments.items()},
             sh_last_step=None if steps is None else steps[rows],
             strategy={k: v[rows] if isinstance(v, Tensor) else v for k, v in self.strategy.items()},
-            filter_3d=columns.get("filter_3d"),
-            effective_views=columns.get("effective_views"),
-            sh_change=columns.get("sh_change"),
+            columns=self.columns.map(lambda column: column[rows]),
         )
-
-    def columns(self) -> dict[str, Tensor]:
-        """Return the columns of the Gaussians beside their parameters that there are, [N, ...] each."""
-        columns = {
-            "filter_3d": self.filter_3d,
-            "effective_views": self.effective_views,
-            "sh_change": self.sh_change,
-        }
-        return {name: column for name, column in columns.items() if column is not None}
 
     def refined_cameras(self) -> list[Camera]:
         """Return the cameras, those of training views with their trained poses."""

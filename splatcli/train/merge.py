@@ -10,16 +10,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from splatcli.checkpoint.state import Checkpoint, Scalar
+from splatcli.checkpoint.state import Checkpoint, RenderColumns, Scalar
 from splatcli.config import Config, flat_settings, with_settings
 from splatcli.errors import ModelFileError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.scene.partition import Grid
 from splatcli.scene.scene import Scene
 from splatcli.train.densify.free_space import clearances
-from splatcli.train.dropout import dropout_rate, mean_opacities
 from splatcli.train.sampler import ViewSampler
-from splatcli.train.state import sh_change_of
+from splatcli.train.state import rendered_alike
 
 Some = TypeVar("Some")
 
@@ -58,15 +57,12 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
             _check_alike(parts[0], checkpoint, path)
         # The strategy's tensors begin anew in a merged run.
         parts.append(replace(checkpoint, strategy={}).select_rows(own_rows(checkpoint, grid, block)))
-    if any(part.sh_change is not None for part in parts):  # the views of some blocks are far apart, of others not
-        parts = [replace(part, effective_views=None, sh_change=sh_change_of(part)) for part in parts]
-    dropout = min(part.config.train.dropout or 0.0 for part in parts)
-    parts = [_with_dropout(part, dropout) for part in parts]
+    parts = rendered_alike(parts)
     first = parts[0]
     gaussians = Gaussians(**{name: _joined([getattr(part.gaussians, name) for part in parts]) for name in GROUPS})
     count = len(gaussians)
     strategy: dict[str, Tensor | Scalar] = {"grad2d": torch.zeros(count), "count": torch.zeros(count)}
-    columns = {name: _joined([part.columns()[name] for part in parts]) for name in first.columns()}
+    columns = {name: _joined([part.columns.present()[name] for part in parts]) for name in first.columns.present()}
     left_out = {part.train[row] for part in parts for row in part.skipped}
     return replace(
         first,
@@ -81,32 +77,20 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
         sh_last_step=_joined([_required(part.sh_last_step) for part in parts]),
         strategy=strategy,
         sampler=ViewSampler(len(scene.train), first.config.train.seed).state(),
-        config=_whole(first.config, count, dropout),
+        config=_whole(first.config, count),
         skipped=tuple(row for row, view in enumerate(scene.train) if view in left_out),
         train=list(scene.train),
         test=list(scene.test),
         dataset=replace(first.dataset, root=str(scene.root), clearances=clearances(scene)),
         views={},
-        filter_3d=columns.get("filter_3d"),
-        effective_views=columns.get("effective_views"),
-        sh_change=columns.get("sh_change"),
+        columns=RenderColumns(**columns),
     )
 
 
-def _with_dropout(part: Checkpoint, dropout: float) -> Checkpoint:
-    """Return the state of a block with the opacities that a run with the rate ``dropout`` renders as the block does.
-
-    dropout: no more than the block's.
-    """
-    kept, merged = (1.0 - dropout_rate(config, part.step) for config in (part.config, _whole(part.config, 1, dropout)))
-    logits = mean_opacities(part.gaussians.logit_opacities, 1.0 - kept / merged)
-    return replace(part, gaussians=replace(part.gaussians, logit_opacities=logits))
-
-
-def _whole(config: Config, count: int, dropout: float) -> Config:
+def _whole(config: Config, count: int) -> Config:
     """Return the settings of the merged run: of the whole scene, with its count as the cap."""
     values = {"data.blocks": None, "data.block": None, "memory.cap": None, "strategy.cap_max": max(1, count)}
-    return with_settings(config, {**values, "train.dropout": dropout})
+    return with_settings(config, values)
 
 
 def _check_alike(first: Checkpoint, other: Checkpoint, path: Path) -> None:

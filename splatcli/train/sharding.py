@@ -70,16 +70,14 @@ def _all_of(
         state.gaussians, state.adam, state.stats = apply_refinement(
             refinement, state.gaussians, state.adam, state.stats
         )
-        state.filter_3d = None if state.filter_3d is None else state.filter_3d[source]
-        state.effective_views = None if state.effective_views is None else state.effective_views[source]
-        state.sh_change = None if state.sh_change is None else state.sh_change[source]
+        state.columns = state.columns.map(lambda column: column[source])
     return state
 
 
 def _columns_of(checkpoint: Checkpoint) -> Iterator[Tensor]:
     yield from (column for _, column in checkpoint.gaussians.items())
     yield from (moment for pair in (checkpoint.moments or {}).values() for moment in pair)
-    others = (checkpoint.sh_last_step, *checkpoint.columns().values(), *checkpoint.strategy.values())
+    others = (checkpoint.sh_last_step, *checkpoint.columns.present().values(), *checkpoint.strategy.values())
     yield from (column for column in others if isinstance(column, Tensor))
 
 
@@ -183,8 +181,7 @@ def gather_state(state: TrainState, group: ProcessGroup, folder: Path) -> TrainS
     adam, stats = state.adam, state.stats
     bundles = [bundle(columns) for columns in (state.gaussians, adam.exp_avg, adam.exp_avg_sq)]
     others = [gathered(column) for column in (adam.sh_last_step, stats.grad2d, stats.count)]
-    columns = (state.filter_3d, state.effective_views, state.sh_change)
-    sizes, views, change = (None if column is None else gathered(column) for column in columns)
+    columns = state.columns.map(gathered)
     if group.rank:
         return None
     parameters, first, second = (Gaussians(*columns) for columns in bundles)  # type: ignore[arg-type]
@@ -197,9 +194,7 @@ def gather_state(state: TrainState, group: ProcessGroup, folder: Path) -> TrainS
         gaussians=parameters,
         adam=replace(adam, exp_avg=first, exp_avg_sq=second, sh_last_step=steps),
         stats=DensifyStats(grad2d, count),
-        filter_3d=sizes,
-        effective_views=views,
-        sh_change=change,
+        columns=columns,
         shard=None,
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from splatcli.checkpoint.state import Checkpoint, DatasetInfo
+from splatcli.checkpoint.state import Checkpoint, DatasetInfo, RenderColumns
 from splatcli.config import Config, resolve, with_settings
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import SHN_COUNTS, Gaussians
@@ -110,7 +110,7 @@ def new_state(
             scene.place,
         ),
         per_view_params=per_view_params,
-        filter_3d=sizes,
+        columns=RenderColumns(filter_3d=sizes),
         shard=shard,
         origin=origin,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splatcli.checkpoint.state import Checkpoint, DatasetInfo, Scalar
-from splatcli.config import Config
+from splatcli.checkpoint.state import Checkpoint, DatasetInfo, RenderColumns, Scalar
+from splatcli.config import Config, with_settings
 from splatcli.errors import ModelFileError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer.adam import AdamState, sum_of_log_sizes
@@ -48,10 +48,6 @@ class TrainState:
     generators: one for each of TRAINING_STREAMS, on the CPU.
     cameras, train, test: the scene's, as the run started with them; train and test index into cameras.
     per_view_params: trained parameters of the training views, a row for each of ``train``.
-    filter_3d: [N] sizes of the 3D filter as of its last update (FILTER_3D_EVERY); None without one.
-    effective_views: [N] effective numbers of training views that show each Gaussian, at the end of a run; None before,
-        and without damping (train/view_dependence.py).
-    sh_change: [N, 1 + K, 3] what the end of a run with ``train.sh_prior`` adds to sh0 and shN instead; else None.
     comparisons: how many times the training views were compared (train/outlier_views.py).
     loss: the name of the caller's loss function; None: that of the settings.
     shard: the rows of the run that these are, where each process holds a shard; None: all.
@@ -70,9 +66,7 @@ class TrainState:
     test: list[int]
     dataset: DatasetInfo
     per_view_params: PerViewParams = field(default_factory=PerViewParams)
-    filter_3d: Tensor | None = None
-    effective_views: Tensor | None = None
-    sh_change: Tensor | None = None
+    columns: RenderColumns = field(default_factory=RenderColumns)
     comparisons: int = 0
     loss: str | None = None
     shard: Shard | None = None
@@ -91,8 +85,7 @@ class TrainState:
         """Return the Gaussians to render: shN of this step, damped, opacities as in the mean of dropout, 3D filter
         applied. The state stays as it is.
         """
-        columns = (self.filter_3d, self.effective_views, self.sh_change)
-        return _to_render(self.gaussians, self.adam, self.config, self.step, *columns)
+        return _to_render(self, self.adam)
 
     def estimate_view_dependence(
         self, geometry: Gaussians | None = None, sizes: Tensor | None = None, group: ProcessGroup | None = None
@@ -109,23 +102,25 @@ class TrainState:
         self.discard_view_dependence()
         cameras, rows = self.training_cameras(), None if self.shard is None else self.shard.rows
         if geometry is None:
-            geometry, sizes = self.gaussians, self.filter_3d
+            geometry, sizes = self.gaussians, self.columns.filter_3d
         seen: dict[str, Any] = {"antialiased": train.antialiased, "filter_3d": sizes, "group": group}
         if not train.sh_prior:
             views = effective_views(geometry, cameras, **seen)
-            self.effective_views = views if rows is None else views[rows].clone()
+            self.columns = replace(self.columns, effective_views=views if rows is None else views[rows].clone())
             return
         weights = view_weights(geometry, cameras, **seen)
         trained, others = self.adam.flushed(self.gaussians, self.config.optim.shN_lr), None if rows is None else group
-        self.sh_change = shrinkage(trained, cameras, weights, train.sh_views, train.sh_prior, rows=rows, group=others)
+        change = shrinkage(trained, cameras, weights, train.sh_views, train.sh_prior, rows=rows, group=others)
+        self.columns = replace(self.columns, sh_change=change)
 
     def discard_view_dependence(self) -> None:
         """Drop what estimate_view_dependence() found: after another step it is out of date."""
-        self.effective_views = self.sh_change = None
+        self.columns = replace(self.columns, effective_views=None, sh_change=None)
 
     def update_filter_3d(self, largest_of_all: Callable[[float], float] = float) -> None:
         """Compute the sizes of the 3D filter anew; no step may be pending. largest_of_all: see filter_sizes()."""
-        self.filter_3d = filter_sizes(self.gaussians.means, self.training_cameras(), largest_of_all)
+        sizes = filter_sizes(self.gaussians.means, self.training_cameras(), largest_of_all)
+        self.columns = replace(self.columns, filter_3d=sizes)
 
     def refined_cameras(self) -> list[Camera]:
         """Return the cameras, those of training views with their trained poses."""
@@ -165,9 +160,7 @@ class TrainState:
             test=self.test,
             dataset=self.dataset,
             views=self.per_view_params.stored(),
-            filter_3d=None if self.filter_3d is None else self.filter_3d.cpu(),
-            effective_views=None if self.effective_views is None else self.effective_views.cpu(),
-            sh_change=None if self.sh_change is None else self.sh_change.cpu(),
+            columns=self.columns.map(Tensor.cpu),
             comparisons=self.comparisons,
             loss=self.loss,
         )
@@ -192,7 +185,6 @@ class TrainState:
             storage=storage,
             log_size=log_size_of(checkpoint),
         )
-        columns = {name: column.to(device, copy=True) for name, column in checkpoint.columns().items()}
         stats = DensifyStats(*(_tensor(checkpoint, name).to(device, copy=True) for name in ("grad2d", "count")))
         return cls(
             config=checkpoint.config,
@@ -207,9 +199,7 @@ class TrainState:
             test=list(checkpoint.test),
             dataset=checkpoint.dataset,
             per_view_params=PerViewParams.from_checkpoint(checkpoint),
-            filter_3d=columns.get("filter_3d"),
-            effective_views=columns.get("effective_views"),
-            sh_change=columns.get("sh_change"),
+            columns=checkpoint.columns.map(lambda column: column.to(device, copy=True)),
             comparisons=checkpoint.comparisons,
             loss=checkpoint.loss,
         )
@@ -264,34 +254,15 @@ def _adam(checkpoint: Checkpoint) -> AdamState:
 def gaussians_to_render(checkpoint: Checkpoint) -> Gaussians:
     """Return the Gaussians of a checkpoint to render or to export, as TrainState.gaussians_to_render()."""
     known = checkpoint.moments is not None and checkpoint.sh_last_step is not None
-    adam = _adam(checkpoint) if known else None
-    columns = (checkpoint.filter_3d, checkpoint.effective_views, checkpoint.sh_change)
-    return _to_render(checkpoint.gaussians, adam, checkpoint.config, checkpoint.step, *columns)
+    return _to_render(checkpoint, _adam(checkpoint) if known else None)
 
 
-def sh_change_of(checkpoint: Checkpoint) -> Tensor:
-    """Return [N, 1 + K, 3], what the Gaussians to render add to the trained sh0 and shN of a checkpoint."""
-    if checkpoint.sh_change is not None:
-        return checkpoint.sh_change
-    trained = gaussians_to_render(replace(checkpoint, filter_3d=None, effective_views=None))
-    shown = gaussians_to_render(replace(checkpoint, filter_3d=None))
-    return torch.cat([(shown.sh0 - trained.sh0)[:, None], shown.shN - trained.shN], dim=1)
+def _to_render(run: TrainState | Checkpoint, adam: AdamState | None) -> Gaussians:
+    """Return the Gaussians to render of a run, which stays as it is. adam: None where every step is applied.
 
-
-def _to_render(
-    trained: Gaussians,
-    adam: AdamState | None,
-    config: Config,
-    step: int,
-    sizes: Tensor | None,
-    views: Tensor | None,
-    change: Tensor | None,
-) -> Gaussians:
-    """Return the Gaussians to render for those that are trained, which stay as they are.
-
-    adam: None where every step is applied. step: the last one. sizes: of the 3D filter. views: effective_views().
-    change: of shrinkage().
+    A rule that is new here belongs in rendered_alike(), too, where blocks of a scene may differ in it.
     """
+    trained, config, views, change = run.gaussians, run.config, run.columns.effective_views, run.columns.sh_change
     gaussians = trained if adam is None else adam.flushed(trained, config.optim.shN_lr)
     if (views is not None or change is not None) and config.train.sh_views > 0.0:
         shN = gaussians.shN
@@ -303,9 +274,39 @@ def _to_render(
         elif views is not None:
             damp(shN, views, config.train.sh_views)
         gaussians = replace(gaussians, shN=shN)
-    if (rate := dropout_rate(config, step)) > 0.0:
+    if (rate := dropout_rate(config, run.step)) > 0.0:
         gaussians = replace(gaussians, logit_opacities=mean_opacities(gaussians.logit_opacities, rate))
-    return gaussians if sizes is None else apply_filter_3d(gaussians, sizes)
+    return gaussians if run.columns.filter_3d is None else apply_filter_3d(gaussians, run.columns.filter_3d)
+
+
+def rendered_alike(parts: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return checkpoints whose Gaussians are rendered as those of ``parts``, by settings that are the same in all.
+
+    parts: of blocks of a scene. The views of some may be far apart and those of others not.
+    """
+    if any(part.columns.sh_change is not None for part in parts):
+        parts = [replace(part, columns=_with_sh_change(part)) for part in parts]
+    least = min(part.config.train.dropout or 0.0 for part in parts)
+    return [_with_dropout(part, least) for part in parts]
+
+
+def _with_sh_change(checkpoint: Checkpoint) -> RenderColumns:
+    """Return the columns of a checkpoint with the ``sh_change`` that has the effect of its ``effective_views``."""
+    columns = checkpoint.columns
+    if columns.sh_change is not None:
+        return columns
+    raw = replace(columns, effective_views=None)
+    trained, shown = gaussians_to_render(replace(checkpoint, columns=raw)), gaussians_to_render(checkpoint)
+    change = torch.cat([(shown.sh0 - trained.sh0)[:, None], shown.shN - trained.shN], dim=1)
+    return replace(raw, sh_change=change)
+
+
+def _with_dropout(checkpoint: Checkpoint, dropout: float) -> Checkpoint:
+    """Return a checkpoint with another ``train.dropout``, no more than its own, and the opacities that go with it."""
+    config, step = with_settings(checkpoint.config, {"train.dropout": dropout}), checkpoint.step
+    before, after = (1.0 - dropout_rate(each, step) for each in (checkpoint.config, config))
+    logits = mean_opacities(checkpoint.gaussians.logit_opacities, 1.0 - before / after)
+    return replace(checkpoint, config=config, gaussians=replace(checkpoint.gaussians, logit_opacities=logits))
 
 
 def _copy(gaussians: Gaussians, device: str | torch.device, storage: TensorStorage) -> Gaussians:
@@ -340,7 +341,7 @@ def _problems(checkpoint: Checkpoint) -> Iterator[str]:
     epoch, position = checkpoint.sampler.get("epoch", -1), checkpoint.sampler.get("position", -1)
     if set(checkpoint.sampler) != {"epoch", "position"} or epoch < 0 or not 0 <= position < len(checkpoint.train):
         yield f"its position in the order of views, {checkpoint.sampler}, is not valid"
-    if checkpoint.config.train.filter_3d and checkpoint.filter_3d is None:
+    if checkpoint.config.train.filter_3d and checkpoint.columns.filter_3d is None:
         yield "the sizes of its 3D filter are missing"
     if not set(checkpoint.skipped) < set(range(len(checkpoint.train))):
         yield f"the views that it leaves out, {list(checkpoint.skipped)}, are not some of its {len(checkpoint.train)}"

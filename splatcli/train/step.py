@@ -194,11 +194,11 @@ def _filter_3d(state: TrainState, step: int) -> Tensor | None:
     """
     rate = dropout_rate(state.config, step)
     if rate == 0.0:
-        return state.filter_3d
+        return state.columns.filter_3d
     rows = dropped(state.config.train.seed, step, state.count, rate)
     if state.shard is not None:
         rows = rows[state.shard.rows]
-    return dropout_filter(state.filter_3d, to_device(rows, state.gaussians.device))
+    return dropout_filter(state.columns.filter_3d, to_device(rows, state.gaussians.device))
 
 
 def _alpha_lambda(config: Config, step: int) -> float:

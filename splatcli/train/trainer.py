@@ -302,13 +302,14 @@ class Trainer:
         pending. All processes of a group call it.
         """
         state, group = self.state, self._shard_group
-        before = state.effective_views is None, state.sh_change is None
+        before = state.columns.present().keys()
         gaussians, sizes = None, None
         if group is not None:
             gaussians, _ = gather_geometry(state, group)
-            sizes = None if state.filter_3d is None else group.all_gather_rows(state.filter_3d)
+            sizes = state.columns.filter_3d
+            sizes = None if sizes is None else group.all_gather_rows(sizes)
         state.estimate_view_dependence(gaussians, sizes, self.group)
-        if before != (state.effective_views is None, state.sh_change is None):
+        if before != state.columns.present().keys():
             self.checkpointer.saved = None  # a checkpoint of this step lacks it
 
     def _train(
@@ -383,7 +384,7 @@ class Trainer:
         state, guard = self.state, self.state.config.guard
         step = state.step + 1
         events: list[Event] = []
-        filter_due = state.filter_3d is not None and step % FILTER_3D_EVERY == 0
+        filter_due = state.columns.filter_3d is not None and step % FILTER_3D_EVERY == 0
         limit_due = step % LIMIT_SCALES_EVERY == 0
         due = comparisons_due(state.config, len(state.train), step) if state.loss is None else 0
         views_due = due > state.comparisons

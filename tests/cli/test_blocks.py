@@ -71,10 +71,10 @@ def test_blocks_are_trained_and_merged_into_one_run(merged_run: Path, ball: Path
     assert where.tolist() == [0] * counts[0] + [1] * counts[1], "each Gaussian lies in the column that it is from"
     parts = [load_checkpoint(merged_run / f"blocks/{block:03d}/ckpts/ckpt_{STEPS:06d}.pt") for block in range(2)]
     rows = [own_rows(part, grid, block) for block, part in enumerate(parts)]
-    assert merged.columns().keys() == {"filter_3d", "sh_change"}
-    for name, column in merged.columns().items():
+    assert merged.columns.present().keys() == {"filter_3d", "sh_change"}
+    for name, column in merged.columns.present().items():
         assert torch.equal(
-            column, torch.cat([part.columns()[name][its] for part, its in zip(parts, rows, strict=True)])
+            column, torch.cat([part.columns.present()[name][its] for part, its in zip(parts, rows, strict=True)])
         )
     assert (merged.config.data.blocks, merged.config.data.block) == (None, None)
     assert len(merged.train) == 8, "the merged run has all training views"

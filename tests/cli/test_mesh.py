@@ -14,6 +14,7 @@ import torch
 from plyfile import PlyData
 
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
+from splatcli.checkpoint.state import RenderColumns
 from splatcli.config import with_settings
 from splatcli.formats.ply import write_ply_file
 from splatcli.gaussians import SH_C0, Gaussians
@@ -234,12 +235,12 @@ def test_colours_are_those_of_the_surface_whatever_is_behind_it(
     thin = replace(
         ball(), logit_opacities=torch.zeros(COUNT), shN=torch.zeros(COUNT, *checkpoint.gaussians.shN.shape[1:])
     )
-    of_others = dict.fromkeys(("moments", "sh_last_step", "filter_3d", "effective_views", "sh_change"))
     colours = {}
     for background in ("black", "white"):
         config = with_settings(checkpoint.config, {"train.background": background})
         model, mesh = tmp_path / f"{background}.pt", tmp_path / f"{background}.ply"
-        save_checkpoint(model, replace(checkpoint, **of_others, strategy={}, gaussians=thin, config=config))
+        other = replace(checkpoint, gaussians=thin, config=config, moments=None, sh_last_step=None, strategy={})
+        save_checkpoint(model, replace(other, columns=RenderColumns()))
         done = splat("mesh", model, "-o", mesh, *seen)
         assert done.code == 0, done.err
         colours[background] = read_ply_mesh(mesh)[2]

@@ -47,7 +47,7 @@ def test_an_export_of_a_finished_run_is_damped_by_what_the_checkpoint_tells(
     splat: Splat, runs: dict[str, Path], tmp_path: Path
 ) -> None:
     damped, raw = (rest_of(splat, runs[name], tmp_path) for name in ("damped", "raw"))
-    views = load_checkpoint(runs["damped"] / "ckpts" / "ckpt_000060.pt").effective_views
+    views = load_checkpoint(runs["damped"] / "ckpts" / "ckpt_000060.pt").columns.effective_views
     assert views is not None
     n = views.double().numpy()
     assert 1.0 < float(np.median(n)) < 10.0
@@ -59,7 +59,7 @@ def test_an_export_of_a_finished_run_is_damped_by_what_the_checkpoint_tells(
 
 def test_checkpoints_hold_the_same_raw_parameters(runs: dict[str, Path]) -> None:
     damped, drawn, raw = (load_checkpoint(folder / "ckpts" / "ckpt_000060.pt") for folder in runs.values())
-    assert [sorted(each.columns()) for each in (damped, drawn, raw)] == [["effective_views"], ["sh_change"], []]
+    assert [sorted(each.columns.present()) for each in (damped, drawn, raw)] == [["effective_views"], ["sh_change"], []]
     for name, column in raw.gaussians.items():
         assert torch.equal(getattr(damped.gaussians, name), column), name
         assert torch.equal(getattr(drawn.gaussians, name), column), name
@@ -69,7 +69,7 @@ def test_an_export_of_a_run_with_a_prior_has_the_change_that_the_checkpoint_stor
     splat: Splat, runs: dict[str, Path], tmp_path: Path
 ) -> None:
     drawn, raw = (rest_of(splat, runs[name], tmp_path) for name in ("drawn", "raw"))
-    change = load_checkpoint(runs["drawn"] / "ckpts" / "ckpt_000060.pt").sh_change
+    change = load_checkpoint(runs["drawn"] / "ckpts" / "ckpt_000060.pt").columns.sh_change
     assert change is not None
     assert np.array_equal(drawn, raw + change.numpy()[:, 1:])
     assert float(change[:, 1:9].abs().max()) > 1e-3, "below degree three, too"
@@ -97,10 +97,10 @@ def test_a_longer_run_goes_on_raw_and_ends_damped(
         done = splat("resume", folder, "-n", "70", "--stop-at", "65", "--json")
         assert done.code == 0, done.err
         stopped = load_checkpoint(folder / "ckpts" / "ckpt_000065.pt")
-        assert stopped.effective_views is None
+        assert stopped.columns.effective_views is None
         assert splat("resume", folder, "--json").code == 0
         ends.append(load_checkpoint(folder / "ckpts" / "ckpt_000070.pt"))
     for (name, one), (_, other) in zip(ends[0].gaussians.items(), ends[1].gaussians.items(), strict=True):
         assert torch.equal(one, other), name
-    assert ends[0].effective_views is not None
+    assert ends[0].columns.effective_views is not None
     assert not torch.equal(gaussians_to_render(ends[0]).shN, gaussians_to_render(ends[1]).shN)

@@ -160,7 +160,7 @@ def bits_of(folder: Path) -> dict[str, bytes]:
     found = load_checkpoint(folder / "ckpts" / f"ckpt_{STEPS:06d}.pt")
     assert found.moments is not None
     assert len(found.gaussians) > 400, "some were added"
-    tensors: dict[str, Tensor] = {**dict(found.gaussians.items()), **found.views, **found.columns()}
+    tensors: dict[str, Tensor] = {**dict(found.gaussians.items()), **found.views, **found.columns.present()}
     for name, pair in found.moments.items():
         tensors |= {f"{name} moment {i}": moment for i, moment in enumerate(pair)}
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from splatcli.checkpoint.atomic import write_atomically
-from splatcli.checkpoint.state import Checkpoint
+from splatcli.checkpoint.state import Checkpoint, RenderColumns
 from splatcli.errors import SplatError, UsageError
 from tests.native.cases import NEEDS_COMPILER
 from tests.torture import (
@@ -201,13 +201,15 @@ def test_every_part_of_a_checkpoint_counts_in_its_digest() -> None:
     other.cameras = [dataclasses.replace(camera, fx=camera.fx * (1 + 1e-16 * 4)) for camera in other.cameras]
     other.dataset = dataclasses.replace(other.dataset, extent=1.2)
     other.views = {"pose": torch.zeros(2, 6, dtype=torch.float64)}
-    other.filter_3d, other.effective_views = torch.ones(5), torch.ones(5)
-    other.sh_change = torch.ones(5, 1, 3)
+    other.columns = RenderColumns(torch.ones(5), torch.ones(5), torch.ones(5, 1, 3))
     other.writer, other.loss, other.skipped = {"version": "0.0.1"}, "mine", (1,)
     other.comparisons = 1
     for field in dataclasses.fields(Checkpoint):
         changed = dataclasses.replace(original, **{field.name: getattr(other, field.name)})
         assert bit_flips.digest(changed) != bit_flips.digest(original), field.name
+    for name, column in other.columns.present().items():
+        changed = dataclasses.replace(original, columns=RenderColumns(**{name: column}))
+        assert bit_flips.digest(changed) != bit_flips.digest(original), name
 
 
 # --- with the library that records calls on files and makes them fail -------------------------------------------------

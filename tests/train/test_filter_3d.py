@@ -10,6 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
+from splatcli.checkpoint.state import RenderColumns
 from splatcli.config import Config
 from splatcli.errors import ModelFileError, SplatError, UsageError
 from splatcli.gaussians import GROUPS, Gaussians
@@ -51,16 +52,16 @@ def sizes_now(state: TrainState) -> torch.Tensor:
 
 def test_sizes_are_those_of_the_gaussians_after_each_edit() -> None:
     trainer = new(config())
-    assert trainer.state.filter_3d is not None
-    assert torch.equal(trainer.state.filter_3d, sizes_now(trainer.state))
+    assert trainer.state.columns.filter_3d is not None
+    assert torch.equal(trainer.state.columns.filter_3d, sizes_now(trainer.state))
     edits = 0
     for event in trainer.run():
         state = trainer.state
-        assert state.filter_3d is not None
-        assert len(state.filter_3d) == len(state.gaussians)
+        assert state.columns.filter_3d is not None
+        assert len(state.columns.filter_3d) == len(state.gaussians)
         if isinstance(event, Refined | OpacityReset):
             edits += 1
-            assert torch.equal(state.filter_3d, sizes_now(state))
+            assert torch.equal(state.columns.filter_3d, sizes_now(state))
     assert edits > 5
 
 
@@ -81,14 +82,14 @@ def test_without_edits_sizes_are_measured_every_hundred_steps_and_not_between(
 ) -> None:
     settings = short_config(2 * FILTER_3D_EVERY, schedule=schedule, strategy=strategy, train={"filter_3d": True})
     trainer = new(settings)
-    before = trainer.state.filter_3d
+    before = trainer.state.columns.filter_3d
     list(trainer.run(stop_at=FILTER_3D_EVERY - 1))
-    assert trainer.state.filter_3d is before
+    assert trainer.state.columns.filter_3d is before
     list(trainer.run(stop_at=FILTER_3D_EVERY))
-    assert trainer.state.filter_3d is not None
-    assert torch.equal(trainer.state.filter_3d, sizes_now(trainer.state))
+    assert trainer.state.columns.filter_3d is not None
+    assert torch.equal(trainer.state.columns.filter_3d, sizes_now(trainer.state))
     assert before is not None
-    assert not torch.equal(trainer.state.filter_3d, before)
+    assert not torch.equal(trainer.state.columns.filter_3d, before)
 
 
 @NEEDS_COMPILER
@@ -106,17 +107,17 @@ def test_a_run_is_resumed_with_the_same_bits(behind: bool, tmp_path: Path) -> No
     first = Trainer.start(settings, made_scene(), run_dir=MemoryRun(), engine=engine())  # type: ignore[arg-type]
     list(first.run(stop_at=23))
     state = first.state
-    assert state.filter_3d is not None
-    assert not torch.equal(state.filter_3d, sizes_now(state))
+    assert state.columns.filter_3d is not None
+    assert not torch.equal(state.columns.filter_3d, sizes_now(state))
     save_checkpoint(tmp_path / "ckpt.pt", state.to_checkpoint())
     stored = load_checkpoint(tmp_path / "ckpt.pt")
-    assert stored.filter_3d is not None
-    assert torch.equal(stored.filter_3d, state.filter_3d)
+    assert stored.columns.filter_3d is not None
+    assert torch.equal(stored.columns.filter_3d, state.columns.filter_3d)
     second = Trainer.resume(stored, made_scene(), run_dir=MemoryRun(), engine=engine())  # type: ignore[arg-type]
     list(second.run())
     for name in GROUPS:
         assert torch.equal(getattr(second.state.gaussians, name), getattr(whole.state.gaussians, name)), name
-    assert torch.equal(second.state.filter_3d, whole.state.filter_3d)  # type: ignore[arg-type]
+    assert torch.equal(second.state.columns.filter_3d, whole.state.columns.filter_3d)  # type: ignore[arg-type]
 
 
 def test_what_is_shown_has_the_filter_in_it_and_the_state_stays_raw() -> None:
@@ -125,8 +126,8 @@ def test_what_is_shown_has_the_filter_in_it_and_the_state_stays_raw() -> None:
     state = trainer.state
     checkpoint = state.to_checkpoint()
     assert torch.equal(checkpoint.gaussians.log_scales, state.gaussians.log_scales)
-    assert state.filter_3d is not None
-    wanted = apply_filter_3d(state.gaussians, state.filter_3d)
+    assert state.columns.filter_3d is not None
+    wanted = apply_filter_3d(state.gaussians, state.columns.filter_3d)
     for shown in (state.gaussians_to_render(), gaussians_to_render(checkpoint)):
         for name in ("means", "log_scales", "logit_opacities"):
             assert torch.equal(getattr(shown, name), getattr(wanted, name)), name
@@ -153,11 +154,11 @@ def test_a_reset_leaves_thin_gaussians_as_visible_as_thick_ones() -> None:
 def test_a_checkpoint_without_its_sizes_is_not_resumed_and_bad_sizes_are_not_loaded(tmp_path: Path) -> None:
     trainer = new(config())
     checkpoint = trainer.state.to_checkpoint()
-    checkpoint.filter_3d = None
+    checkpoint.columns = RenderColumns()
     with pytest.raises(ModelFileError, match="3D filter are missing"):
         TrainState.from_checkpoint(checkpoint)
     for bad, match in ((torch.full((20,), -1.0), "below zero"), (torch.ones(3), r"not float32 \[20\]")):
-        checkpoint.filter_3d = bad
+        checkpoint.columns = RenderColumns(filter_3d=bad)
         with pytest.raises(SplatError, match=match):
             save_checkpoint(tmp_path / "bad.pt", checkpoint)  # which verifies what it wrote
 
@@ -169,6 +170,6 @@ def test_the_filter_is_fixed_when_a_run_is_made() -> None:
 
 def test_a_run_without_the_filter_has_no_sizes() -> None:
     trainer = new(short_config())
-    assert trainer.state.filter_3d is None
-    assert trainer.state.to_checkpoint().filter_3d is None
+    assert trainer.state.columns.filter_3d is None
+    assert trainer.state.to_checkpoint().columns.filter_3d is None
     assert isinstance(trainer.state.gaussians_to_render(), Gaussians)

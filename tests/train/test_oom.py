@@ -170,7 +170,7 @@ def test_rows_that_are_kept_keep_moments_and_statistics(shard: Shard | None) -> 
         assert torch.equal(getattr(state.adam.exp_avg, name), first[rows])
         assert torch.equal(getattr(state.adam.exp_avg_sq, name), second[rows])
     assert torch.equal(state.stats.count, whole.strategy["count"][rows])  # type: ignore[index]
-    assert torch.equal(state.filter_3d, whole.filter_3d[rows])  # type: ignore[arg-type, index]
+    assert torch.equal(state.columns.filter_3d, whole.columns.filter_3d[rows])  # type: ignore[arg-type, index]
     assert torch.equal(state.adam.sh_last_step, whole.sh_last_step[rows])  # type: ignore[index]
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
+from splatcli.checkpoint.state import RenderColumns
 from splatcli.config import Config, parse_config
 from splatcli.errors import SplatError
 from splatcli.gaussians import GROUPS, Gaussians
@@ -22,7 +23,7 @@ from splatcli.sh import sh_basis
 from splatcli.train.changed_settings import changed_config
 from splatcli.train.densify.contribution import VIEWS
 from splatcli.train.events import Saved
-from splatcli.train.state import TrainState, gaussians_to_render, sh_change_of
+from splatcli.train.state import TrainState, gaussians_to_render, rendered_alike
 from splatcli.train.view_dependence import damp, effective_views, shrinkage, view_weights
 from tests.rasterizer.scenes import random_camera
 from tests.rasterizer.scenes import random_gaussians as gaussians_around
@@ -231,16 +232,16 @@ def test_no_setting_is_too_small_or_too_large_to_square(half: float, kept: float
 def test_a_finished_run_is_shown_damped_and_its_state_stays_raw() -> None:
     run, plain = MemoryRun(), MemoryRun()
     state, undamped = finished(run, config()), finished(plain, config(sh_views=0.0))
-    assert state.effective_views is not None
-    assert undamped.effective_views is None
+    assert state.columns.effective_views is not None
+    assert undamped.columns.effective_views is None
     assert torch.equal(
-        state.effective_views, effective_views(state.gaussians, state.training_cameras(), antialiased=False)
+        state.columns.effective_views, effective_views(state.gaussians, state.training_cameras(), antialiased=False)
     )
     for name in GROUPS:
         assert torch.equal(getattr(state.gaussians, name), getattr(undamped.gaussians, name)), name
     checkpoint = run.saved[40]
     wanted = undamped.gaussians_to_render().shN.clone()
-    damp(wanted, state.effective_views, 3.0)
+    damp(wanted, state.columns.effective_views, 3.0)
     for shown in (state.gaussians_to_render(), gaussians_to_render(checkpoint)):
         assert torch.equal(shown.shN, wanted)
         assert torch.equal(shown.sh0, undamped.gaussians.sh0)
@@ -253,11 +254,11 @@ def test_a_run_has_no_count_before_its_end_and_none_below_degree_three() -> None
     trainer = start_plain(config(), run)
     list(trainer.run(stop_at=39))
     assert trainer.state.sh_degree() == 3
-    assert trainer.state.effective_views is None
-    assert run.saved[39].effective_views is None
+    assert trainer.state.columns.effective_views is None
+    assert run.saved[39].columns.effective_views is None
     list(trainer.run())
-    assert trainer.state.effective_views is not None
-    assert finished(MemoryRun(), config(degree=2)).effective_views is None
+    assert trainer.state.columns.effective_views is not None
+    assert finished(MemoryRun(), config(degree=2)).columns.effective_views is None
 
 
 def test_a_deadline_ends_a_run_with_a_count() -> None:
@@ -267,7 +268,7 @@ def test_a_deadline_ends_a_run_with_a_count() -> None:
         trainer.advance()
     list(events)
     assert trainer.state.step == 30
-    assert trainer.state.effective_views is not None
+    assert trainer.state.columns.effective_views is not None
 
 
 def test_a_run_that_was_just_saved_is_saved_with_its_count() -> None:
@@ -281,10 +282,10 @@ def test_a_run_that_was_just_saved_is_saved_with_its_count() -> None:
 
     events = list(trainer.run(should_save=should_save, deadline=5.0))
     assert [event.step for event in events if isinstance(event, Saved)] == [0, 30, 30]
-    stored = run.saved[30].effective_views
+    stored = run.saved[30].columns.effective_views
     assert stored is not None
-    assert trainer.state.effective_views is not None
-    assert torch.equal(stored, trainer.state.effective_views)
+    assert trainer.state.columns.effective_views is not None
+    assert torch.equal(stored, trainer.state.columns.effective_views)
 
 
 def test_a_longer_run_forgets_the_count_and_trains_on_raw_coefficients(tmp_path: Path) -> None:
@@ -295,16 +296,16 @@ def test_a_longer_run_forgets_the_count_and_trains_on_raw_coefficients(tmp_path:
         finished(run, config(sh_views=half))
         save_checkpoint(tmp_path / "ckpt.pt", run.saved[40])
         stored = load_checkpoint(tmp_path / "ckpt.pt")
-        assert (stored.effective_views is None) == (half == 0.0)
+        assert (stored.columns.effective_views is None) == (half == 0.0)
         longer, _ = changed_config(stored.config, values={"train.iterations": 45})
         trainer = resume_plain(stored, MemoryRun(), config=longer)
         list(trainer.run(stop_at=43))
-        assert trainer.state.effective_views is None
+        assert trainer.state.columns.effective_views is None
         list(trainer.run())
         ends.append(trainer.state)
     for name in GROUPS:
         assert torch.equal(getattr(ends[0].gaussians, name), getattr(ends[1].gaussians, name)), name
-    assert ends[0].effective_views is not None
+    assert ends[0].columns.effective_views is not None
 
 
 def test_a_resumed_run_ends_with_the_same_count() -> None:
@@ -312,9 +313,9 @@ def test_a_resumed_run_ends_with_the_same_count() -> None:
     list(start_plain(config(), stopped).run(stop_at=23))
     resumed = resume_plain(stopped.saved[23], MemoryRun())
     list(resumed.run())
-    assert resumed.state.effective_views is not None
-    assert whole.effective_views is not None
-    assert torch.equal(resumed.state.effective_views, whole.effective_views)
+    assert resumed.state.columns.effective_views is not None
+    assert whole.columns.effective_views is not None
+    assert torch.equal(resumed.state.columns.effective_views, whole.columns.effective_views)
     assert torch.equal(resumed.state.gaussians_to_render().shN, whole.gaussians_to_render().shN)
 
 
@@ -325,12 +326,12 @@ def test_a_checkpoint_keeps_the_count_and_a_reader_has_to_know_it(tmp_path: Path
     save_checkpoint(path, run.saved[40])
     assert b"effective_views" in path.read_bytes()
     stored = load_checkpoint(path)
-    assert torch.equal(stored.effective_views, state.effective_views)  # type: ignore[arg-type]
+    assert torch.equal(stored.columns.effective_views, state.columns.effective_views)  # type: ignore[arg-type]
     some = stored.select_rows(torch.tensor([1, 3]))
     assert torch.equal(gaussians_to_render(some).shN, gaussians_to_render(stored).shN[[1, 3]])
     count = len(stored.gaussians)
     for bad in (torch.full((count,), -1.0), torch.full((count,), float("nan")), torch.ones(3)):
-        stored.effective_views = bad
+        stored.columns = RenderColumns(effective_views=bad)
         with pytest.raises(SplatError, match=r"below zero|NaN|not float32"):
             save_checkpoint(path, stored)
 
@@ -348,21 +349,20 @@ def test_a_finished_model_can_be_shown_undamped() -> None:
     finished(run, config())
     checkpoint = run.saved[40]
     checkpoint.config, _ = changed_config(checkpoint.config, assignments=["train.sh_views=0"])
-    assert torch.equal(
-        gaussians_to_render(checkpoint).shN, gaussians_to_render(replace(checkpoint, effective_views=None)).shN
-    )
+    undamped = replace(checkpoint, columns=RenderColumns())
+    assert torch.equal(gaussians_to_render(checkpoint).shN, gaussians_to_render(undamped).shN)
 
 
 def test_a_run_of_views_far_apart_ends_with_a_change_and_its_state_stays_raw(tmp_path: Path) -> None:
     run, plain = MemoryRun(), MemoryRun()
     state, raw = finished(run, config(sh_prior=1.0)), finished(plain, config(sh_views=0.0))
-    assert state.sh_change is not None
-    assert (state.effective_views, raw.sh_change) == (None, None)
+    assert state.columns.sh_change is not None
+    assert (state.columns.effective_views, raw.columns.sh_change) == (None, None)
     for name in GROUPS:
         assert torch.equal(getattr(state.gaussians, name), getattr(raw.gaussians, name)), name
     cameras, trained = state.training_cameras(), raw.gaussians_to_render()
     change = shrinkage(trained, cameras, view_weights(trained, cameras), 3.0, 1.0)
-    assert torch.equal(state.sh_change, change)
+    assert torch.equal(state.columns.sh_change, change)
     path = tmp_path / "ckpt.pt"
     save_checkpoint(path, run.saved[40])
     stored = load_checkpoint(path)
@@ -375,14 +375,15 @@ def test_a_run_of_views_far_apart_ends_with_a_change_and_its_state_stays_raw(tmp
     longer, _ = changed_config(stored.config, values={"train.iterations": 45})
     trainer = resume_plain(stored, MemoryRun(), config=longer)
     list(trainer.run(stop_at=43))
-    assert trainer.state.sh_change is None, "the next step forgets it"
+    assert trainer.state.columns.sh_change is None, "the next step forgets it"
     damped = replace(stored, config=changed_config(stored.config, assignments=["train.sh_prior=0"])[0])
     other = MemoryRun()
     list(resume_plain(damped, other).run())
-    assert sorted(other.saved[40].columns()) == ["effective_views"], "the finished run is saved with the other kind"
+    kinds = [*other.saved[40].columns.present()]
+    assert kinds == ["effective_views"], "the finished run is saved with the other kind"
     shown_raw = replace(stored, config=changed_config(stored.config, assignments=["train.sh_views=0"])[0])
     assert torch.equal(gaussians_to_render(shown_raw).sh0, trained.sh0)
-    stored.sh_change = change[:, :-1].contiguous()
+    stored.columns = RenderColumns(sh_change=change[:, :-1].contiguous())
     with pytest.raises(SplatError, match=r"sh_change is float32 \[\d+, 15, 3\], not float32 \[\d+, 16, 3\]"):
         save_checkpoint(path, stored)
 
@@ -392,8 +393,12 @@ def test_parts_of_a_merged_run_that_are_damped_become_changes() -> None:
     run = MemoryRun()
     finished(run, config())
     damped = run.saved[40]
-    change = sh_change_of(damped)
-    as_change = replace(damped, effective_views=None, sh_change=change)
+    far_apart = replace(damped, columns=RenderColumns(sh_change=torch.ones(len(damped.gaussians), 16, 3)))
+    as_change, unchanged = rendered_alike([damped, far_apart])
+    change = as_change.columns.sh_change
+    assert change is not None
+    assert as_change.columns.effective_views is None
+    assert torch.equal(unchanged.columns.sh_change, far_apart.columns.sh_change)  # type: ignore[arg-type]
     assert_close(gaussians_to_render(as_change).shN, gaussians_to_render(damped).shN, rtol=0, atol=1e-7)
     assert torch.equal(change[:, :9], torch.zeros_like(change[:, :9]))
     assert float(change.abs().max()) > 1e-4

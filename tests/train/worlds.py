@@ -249,7 +249,7 @@ def copied(checkpoint: Checkpoint) -> Checkpoint:
         test=list(checkpoint.test),
         dataset=checkpoint.dataset,
         views={k: v.clone() for k, v in checkpoint.views.items()},
-        **{name: column.clone() for name, column in checkpoint.columns().items()},  # type: ignore[arg-type]
+        columns=checkpoint.columns.map(Tensor.clone),
         loss=checkpoint.loss,
     )
 

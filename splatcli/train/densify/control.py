@@ -71,7 +71,7 @@ class DensityControl:
             """Return [M], the part of the opacities of ``rows`` that the 3D filter leaves."""
             return opacity_shares(rows, filter_sizes(rows.means, state.training_cameras()))
 
-        shares = None if state.filter_3d is None else filter_shares
+        shares = None if state.columns.filter_3d is None else filter_shares
         if state.shard is not None:
             assert self._group is not None
             redistribute(refinement, gaussians, stats, state, self._group, shares)
@@ -81,7 +81,7 @@ class DensityControl:
             )
         del gaussians, stats
         self._update_log_size(state)
-        if state.filter_3d is not None:
+        if state.columns.filter_3d is not None:
             self.update_filter_3d(state)
         check_count(step, state.count)
         events: list[Event] = []
@@ -128,7 +128,7 @@ class DensityControl:
 
     def _with_weights(self, state: TrainState, gaussians: Gaussians, stats: DensifyStats, step: int) -> DensifyStats:
         """Return ``stats`` with the blend weights of all rows of a run, ``gaussians``."""
-        sizes = state.filter_3d
+        sizes = state.columns.filter_3d
         if sizes is not None and state.shard is not None:
             assert self._group is not None
             sizes = self._group.all_gather_rows(sizes)
