@@ -634,7 +634,7 @@ def describe_event(event: Event) -> str | None:
 
 def named_views(named: Sequence[str]) -> str:
     """Return the first names of a list of views, and how many more there are."""
-    from splatcli.train.evaluate import LISTED
+    from splatcli.train.outlier_views import LISTED
 
     return listed(named, LISTED)
 

@@ -291,10 +291,11 @@ def _remarks(scores: list[ViewScore], fitted: list[float], views: str, *, shown:
     fitted: PSNR with the render's colours fitted. shown: a contact sheet is written. behind: the background of
     transparent images and a model that may be of another one; None where there is no such doubt.
     """
-    from splatcli.train.evaluate import FITTED_DB, outlier_note
+    from splatcli.train.evaluate import FITTED_DB
+    from splatcli.train.outlier_views import score_note
 
     remarks = []
-    note = outlier_note(scores, {score.name: value for score, value in zip(scores, fitted, strict=True)})
+    note = score_note(scores, {score.name: value for score, value in zip(scores, fitted, strict=True)})
     if note is not None:
         remarks.append(
             f"{note}\n  help: {'see the sheet' if shown else f'--views {views} --sheet sheet.png shows them'}; a view "

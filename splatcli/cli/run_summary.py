@@ -33,7 +33,7 @@ def summary(
     train on the held-out views, too. exported: whether a file of the model is written already.
     """
     from splatcli.scene.borders import border_note
-    from splatcli.train.evaluate import PASSES, outlier_note
+    from splatcli.train.outlier_views import MIN_PASSES, score_note
 
     state = trainer.state
     took = f"done in {format_time(process_age())}"
@@ -44,12 +44,12 @@ def summary(
         size = []
     facts = ", ".join([*quality, f"{state.count:,} Gaussians", *size])
     name = shlex.quote(str(trainer.run_dir.path))
-    note = None if score is None else outlier_note(score.views)
+    note = None if score is None else score_note(score.views)
     remark = _split_remark(trainer) if explain_split else ""
     remark += f"\n{note}\n  help: splat eval {name} --sheet sheet.png" if note else ""
     skipped = [state.cameras[state.train[row]].name for row in sorted(state.sampler.skipped)]
     remark += _skipped_remark(skipped, len(state.train), name)
-    if state.step >= PASSES * len(state.train):
+    if state.step >= MIN_PASSES * len(state.train):
         losses = {view: loss for view, loss in trainer.stepper.view_losses.items() if view not in skipped}
         remark += _misfit_remark(losses, len(state.train), name)
     if not state.config.views.trained:  # or they have colours that held-out views lack
@@ -91,7 +91,7 @@ def _misfit_remark(losses: Mapping[str, float], views: int, run: str) -> str:
 
     run: the folder, as a shell takes it.
     """
-    from splatcli.train.evaluate import misfits
+    from splatcli.train.outlier_views import misfits
 
     found = misfits(losses)
     if not found:
@@ -119,7 +119,7 @@ def _skipped_remark(names: Sequence[str], views: int, run: str) -> str:
 
 def _show_views(names: Sequence[str], run: str) -> str:
     """Return the command that shows views of a run beside their images."""
-    from splatcli.train.evaluate import LISTED
+    from splatcli.train.outlier_views import LISTED
 
     # Commas part the names of --views.
     shown = shlex.quote(",".join([view for view in names if "," not in view][:LISTED]) or "train")

@@ -6,8 +6,7 @@ Scoring draws no random number and does not change the state.
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypedDict
 
@@ -23,11 +22,10 @@ from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.sharded import ShardedEngine
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
-from splatcli.sizes import listed
 from splatcli.train.backgrounds import evaluation_background, evaluation_colour
 from splatcli.train.events import Alarmed, Evaluated, Probed, ViewScore
 from splatcli.train.image_metrics import psnr, quantised, ssim
-from splatcli.train.outlier_views import MIN_DETAIL, ViewError, compared_divisor, view_error
+from splatcli.train.outlier_views import ViewError, compared_divisor, view_error
 from splatcli.train.state import TrainState
 from splatcli.train.training_images import TrainingImage, tensor_of
 
@@ -58,68 +56,6 @@ def mean_scores(views: Sequence[ViewScore]) -> tuple[float, float]:
     if not views:
         raise ValueError("no view was scored")
     return sum(v.psnr for v in views) / len(views), sum(v.ssim for v in views) / len(views)
-
-
-#: A view whose PSNR is so many dB below the median of at least MIN_VIEWS is an outlier; a message lists LISTED.
-OUTLIER_DB = 8.0
-MIN_VIEWS = 4
-LISTED = 4
-
-
-def outliers(views: Sequence[ViewScore]) -> list[ViewScore]:
-    """Return the views whose PSNR is far below that of the others, worst first."""
-    if len(views) < MIN_VIEWS:
-        return []
-    limit = statistics.median(view.psnr for view in views) - OUTLIER_DB
-    return sorted((view for view in views if view.psnr < limit), key=lambda view: view.psnr)
-
-
-def outlier_note(views: Sequence[ViewScore], fitted: Mapping[str, float] | None = None) -> str | None:
-    """Return a sentence that names the outliers among ``views``, None without one.
-
-    fitted: by name, the PSNR of a view after color_corrected().
-    """
-    found = outliers(views)
-    if not found:
-        return None
-    middle = statistics.median(view.psnr for view in views)
-    named = [
-        f"{view.name} {view.psnr:.1f}" + (f" ({fitted[view.name]:.1f} with its colours fitted)" if fitted else "")
-        for view in found
-    ]
-    verb = "is" if len(found) == 1 else "are"
-    low = f"{verb} far below the median PSNR of {middle:.1f} dB"
-    return f"{len(found)} of {len(views)} views {low}: {listed(named, LISTED)}"
-
-
-def blur_note(names: Sequence[str], views: int) -> str | None:
-    """Return a sentence about the blurred ones among so many training images, None without one."""
-    if not names:
-        return None
-    verb = "is" if len(names) == 1 else "are"
-    return (
-        f"{len(names)} of {views} training images {verb} blurred, with less than {100 * MIN_DETAIL:.0f} % of the "
-        f"detail of their renders: {listed(names, LISTED)}; add sharp images of what they show"
-    )
-
-
-#: A training view whose loss is so many times the median of at least MIN_TRAINED is a misfit. In sound captures one
-#: reaches 3.3 times, cameras turned by 2 degrees have 5 to 8, images of something else 14 (docs/quality.md).
-MISFIT, MIN_TRAINED = 4.0, 8
-#: Passes over the training views after which their losses are compared.
-PASSES = 5
-
-
-def misfits(losses: Mapping[str, float]) -> dict[str, float]:
-    """Return how many times the median loss training views have that are fitted far worse than the others, worst first.
-
-    losses: of the training views, by name.
-    """
-    if len(losses) < MIN_TRAINED:
-        return {}
-    middle = statistics.median(losses.values())
-    found = {name: loss / middle for name, loss in losses.items() if loss > MISFIT * middle > 0.0}
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 #: Training views that are so many dB better than the held-out ones show what no other view confirms. The captures of

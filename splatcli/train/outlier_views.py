@@ -1,26 +1,31 @@
-"""Training views that do not fit the others: images of something else, wrong poses, other exposures, blurred images.
+"""Views that do not fit the others: images of something else, wrong poses, other exposures, blurred images.
 
 Twice in a run every training view is rendered and compared with its image, and the outliers are left out of the steps
 that follow (``train.max_view_error``). A view that the others contradict differs from its image about as much as an
 image that is slightly shifted differs from itself; that takes into account how much structure the image has.
+
+At the end of a run the training views that steps still fit badly are named by their losses, which cost no render, and
+held-out views by their scores.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from splatcli.config import Config
+from splatcli.sizes import listed
+from splatcli.train.events import ViewScore
 from splatcli.train.image_metrics import ssim
 
 #: When views are compared: parts of the steps in which learning rates fall.
 CHECKS = (0.4, 0.7)
-#: Passes over the training views before the first comparison, and views below which none is an outlier.
+#: Passes over the training views before the first comparison, and training views below which none is an outlier.
 MIN_PASSES, MIN_VIEWS = 5, 8
 #: How many times the median error the limit is, at least: a model that fits no view well cannot tell which are wrong,
 #: as one of few Gaussians, which lacks the details of close-ups.
@@ -37,6 +42,13 @@ MIN_SPREAD = 0.05
 MIN_DETAIL = 0.6
 #: The largest part of the views that is left out. With more, it is not clear which of them are wrong.
 MOST = 0.25
+#: A training view whose loss is so many times the median is a misfit. In sound captures one reaches 3.3 times, cameras
+#: turned by 2 degrees have 5 to 8, images of something else 14 (docs/quality.md).
+MISFIT = 4.0
+#: A held-out view whose PSNR is so many dB below the median of at least MIN_SCORED is an outlier.
+OUTLIER_DB, MIN_SCORED = 8.0, 4
+#: Views that a message lists.
+LISTED = 4
 #: The shift, as a part of the longer side, and pixels of that side at most.
 SHIFT, SIDE = 0.01, 320
 
@@ -123,6 +135,49 @@ def blurred(errors: Mapping[int, ViewError]) -> list[int]:
     if len(errors) < MIN_VIEWS:
         return []
     return sorted((row for row, view in errors.items() if view.detail < MIN_DETAIL), key=lambda row: errors[row].detail)
+
+
+def blur_note(names: Sequence[str], views: int) -> str | None:
+    """Return a sentence about the blurred ones among so many training images, None without one."""
+    if not names:
+        return None
+    verb = "is" if len(names) == 1 else "are"
+    return (
+        f"{len(names)} of {views} training images {verb} blurred, with less than {100 * MIN_DETAIL:.0f} % of the "
+        f"detail of their renders: {listed(names, LISTED)}; add sharp images of what they show"
+    )
+
+
+def misfits(losses: Mapping[str, float]) -> dict[str, float]:
+    """Return how many times the median loss training views have that are fitted far worse than the others, worst first.
+
+    losses: of the training views, by name, after MIN_PASSES.
+    """
+    if len(losses) < MIN_VIEWS:
+        return {}
+    middle = statistics.median(losses.values())
+    found = {name: loss / middle for name, loss in losses.items() if loss > MISFIT * middle > 0.0}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def score_note(views: Sequence[ViewScore], fitted: Mapping[str, float] | None = None) -> str | None:
+    """Return a sentence that names the views whose PSNR is far below that of the others, worst first, None without one.
+
+    fitted: by name, the PSNR of a view after color_corrected().
+    """
+    if len(views) < MIN_SCORED:
+        return None
+    middle = statistics.median(view.psnr for view in views)
+    found = sorted((view for view in views if view.psnr < middle - OUTLIER_DB), key=lambda view: view.psnr)
+    if not found:
+        return None
+    named = [
+        f"{view.name} {view.psnr:.1f}" + (f" ({fitted[view.name]:.1f} with its colours fitted)" if fitted else "")
+        for view in found
+    ]
+    verb = "is" if len(found) == 1 else "are"
+    low = f"{verb} far below the median PSNR of {middle:.1f} dB"
+    return f"{len(found)} of {len(views)} views {low}: {listed(named, LISTED)}"
 
 
 def view_error(image: Tensor, target: Tensor, masked: Tensor | None) -> ViewError | None:

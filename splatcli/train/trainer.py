@@ -37,7 +37,7 @@ from splatcli.train.data_parallel import (
 )
 from splatcli.train.densify import StrategyFactory, make_strategy
 from splatcli.train.densify.control import DensityControl
-from splatcli.train.evaluate import Renderer, Scorer, ShardedScorer, blur_note, make_renderer
+from splatcli.train.evaluate import Renderer, Scorer, ShardedScorer, make_renderer
 from splatcli.train.events import (
     Alarmed,
     Event,
@@ -52,7 +52,7 @@ from splatcli.train.events import (
 from splatcli.train.forecast import Forecast
 from splatcli.train.metrics_logger import MetricsLogger
 from splatcli.train.monitor import FiniteMonitor, IntersectionMonitor, QualityMonitor, is_recoverable
-from splatcli.train.outlier_views import ViewError, blurred, comparisons_due, exposure_note, outliers
+from splatcli.train.outlier_views import ViewError, blur_note, blurred, comparisons_due, exposure_note, outliers
 from splatcli.train.recovery import Recovery
 from splatcli.train.sharding import gather_geometry, gather_state, sharding_group
 from splatcli.train.start import check_loss_given, new_state, resumed_state

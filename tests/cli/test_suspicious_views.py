@@ -15,8 +15,8 @@ from PIL import Image, ImageFilter
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import find_latest_sound
 from splatcli.cli.run_summary import _misfit_remark, _overfit_remark
-from splatcli.train.evaluate import misfits, outlier_note
 from splatcli.train.events import Evaluated, Probed, ViewScore
+from splatcli.train.outlier_views import misfits, score_note
 from tests.running import Splat
 
 SAMPLE = Path(__file__).parents[2] / "data" / "samples" / "courtyard"
@@ -269,7 +269,7 @@ def test_letterbox_bars_are_named_at_the_end_of_a_run_and_by_eval(splat: Splat, 
     ],
 )
 def test_outliers_are_judged_by_the_median(values: list[float], named: list[str] | None) -> None:
-    note = outlier_note([ViewScore(f"{i}.png", value, 0.9) for i, value in enumerate(values)])
+    note = score_note([ViewScore(f"{i}.png", value, 0.9) for i, value in enumerate(values)])
     assert (note is None) == (named is None)
     for text in named or []:
         assert text in str(note)
