@@ -1,9 +1,12 @@
-"""Parse and format numbers of bytes and counts; format lists."""
+"""Parse and format numbers of bytes and counts; shorten lists."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 #: A smaller size is a mistake: usually its unit is missing.
 _LEAST = 1 << 20
@@ -61,3 +64,11 @@ def listed(names: Iterable[object], limit: int, separator: str = ", ") -> str:
     first = list(map(str, names))
     more = [f"and {len(first) - limit:,} more"] if len(first) > limit else []
     return separator.join([*first[:limit], *more])
+
+
+def evenly(items: Sequence[Item], most: int, *, ends: bool = False) -> list[Item]:
+    """Return at most ``most`` of ``items``, evenly spaced, the first among them; with ``ends`` the last one, too."""
+    count = min(most, len(items))
+    if ends and count > 1:
+        return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+    return [items[i * len(items) // count] for i in range(count)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splatcli.sizes import counted, gib, listed, parse_count, parse_size
+from splatcli.sizes import counted, evenly, gib, listed, parse_count, parse_size
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,18 @@ def test_a_count_stands_with_its_noun() -> None:
 )
 def test_a_list_names_the_first_and_counts_the_others(names: list[object], separator: str, text: str) -> None:
     assert listed(names, 2, separator) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "from_first", "to_last"),
+    [
+        (0, 3, [], []),
+        (5, 1, [0], [0]),
+        (3, 8, [0, 1, 2], [0, 1, 2]),
+        (10, 4, [0, 2, 5, 7], [0, 3, 6, 9]),
+        (100, 3, [0, 33, 66], [0, 50, 99]),
+    ],
+)
+def test_a_few_of_many_are_evenly_spaced(count: int, most: int, from_first: list[int], to_last: list[int]) -> None:
+    assert evenly(range(count), most) == from_first
+    assert evenly(range(count), most, ends=True) == to_last

@@ -36,6 +36,7 @@ from splatcli.progress import report, track
 from splatcli.rasterizer.rendering import blend_weights
 from splatcli.rotation import rotation_matrices
 from splatcli.scene.camera import Camera
+from splatcli.sizes import evenly
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -64,9 +65,8 @@ def contributions(gaussians: Gaussians, cameras: Sequence[Camera], *, antialiase
 
     antialiased: the model was trained so; its small Gaussians cover less than without.
     """
-    chosen = [cameras[index * len(cameras) // VIEWS] for index in range(VIEWS)] if len(cameras) > VIEWS else cameras
     total = torch.zeros(len(gaussians), dtype=torch.float64)
-    for camera in track(chosen, "blend weights"):
+    for camera in track(evenly(cameras, VIEWS), "blend weights"):
         small = camera.scaled(min(1.0, VIEW_SIDE / max(camera.width, camera.height)))
         total += blend_weights(gaussians, small, antialiased=antialiased).double()
     return np.asarray(total.numpy())

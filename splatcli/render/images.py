@@ -31,6 +31,7 @@ from splatcli.rasterizer.rendering import Render, chunk_bounds
 from splatcli.render.colour_maps import ByteImage, Floats, by_rows, depth_image, to_bytes
 from splatcli.rotation import rotation_matrices
 from splatcli.scene.camera import Camera
+from splatcli.sizes import evenly
 from splatcli.train.backgrounds import evaluation_colour
 from splatcli.train.per_view_params import PerViewParams
 
@@ -92,11 +93,10 @@ class ModelRenderer:
 
     def depth_range(self, cameras: Sequence[Camera]) -> tuple[float, float]:
         """Return (near, far): the percentiles NEAR_FAR of covered pixels' depths, over a few of the views, shrunk."""
-        chosen = np.unique(np.linspace(0, len(cameras) - 1, min(len(cameras), _RANGE_VIEWS)).round().astype(int))
         depths = []
-        for index in chosen:
-            width, height = (max(1, side // _RANGE_SHRINK) for side in (cameras[index].width, cameras[index].height))
-            maps = self.render_maps(cameras[index].resized(width, height))
+        for camera in evenly(cameras, _RANGE_VIEWS, ends=True):
+            width, height = (max(1, side // _RANGE_SHRINK) for side in (camera.width, camera.height))
+            maps = self.render_maps(camera.resized(width, height))
             depths.append(maps.depth[maps.alpha >= _COVERED])
         known = np.concatenate(depths)
         if known.size == 0:

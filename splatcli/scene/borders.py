@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from splatcli.errors import SceneError
 from splatcli.scene.scene import Scene
+from splatcli.sizes import evenly
 
 #: Images that are compared, at most and at least.
 _MOST, _FEWEST = 8, 3
@@ -88,7 +89,7 @@ def border_note(scene: Scene, views: Sequence[int]) -> str | None:
     """Return a sentence about black borders in the images of ``views``; None without, or where the scene has masks."""
     if scene.images.has_masks or scene.images.masked or len(views) < _FEWEST:
         return None
-    chosen = [views[round(i)] for i in np.linspace(0, len(views) - 1, min(len(views), _MOST))]
+    chosen = evenly(views, _MOST, ends=True)
     with contextlib.suppress(SceneError):  # one that was damaged since it was scored
         images = [scene.images.image(i).pixels for i in chosen]
         if len({image.shape for image in images}) > 1:

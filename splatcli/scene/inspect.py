@@ -18,7 +18,7 @@ from splatcli.scene.decode import decode
 from splatcli.scene.images import OPAQUE, ImageSource, ImageStore
 from splatcli.scene.masks import read_mask
 from splatcli.scene.scene import Scene
-from splatcli.sizes import counted, listed
+from splatcli.sizes import counted, evenly, listed
 
 #: Points and cameras that are inspected; enough for shares to be good to some percent.
 _POINTS, _CAMERAS = 2_000, 200
@@ -305,9 +305,8 @@ def masked_share(store: ImageStore) -> tuple[float, int] | None:
     Masks that cannot be read are passed over: loading them reports the error.
     """
     masked = [i for i, source in enumerate(store.sources) if store.alpha_is_mask or source.mask is not None]
-    looked = [masked[k * len(masked) // _LOOKS] for k in range(_LOOKS)] if len(masked) > _LOOKS else masked
     shares = []
-    for i in looked:
+    for i in evenly(masked, _LOOKS):
         try:
             shares.append(_share(store, i))
         except SceneError:

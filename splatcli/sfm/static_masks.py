@@ -33,6 +33,7 @@ from splatcli.scene.borders import black_borders, may_have_borders, sure_borders
 from splatcli.scene.decode import decode_rgb
 from splatcli.sfm.features import Border, SfmImage
 from splatcli.sfm.stationary import FEWEST_PLACES, Places, Size, boxes_of
+from splatcli.sizes import evenly
 
 Bools = NDArray[np.bool_]
 Overlays = Mapping[Size, Bools]
@@ -139,7 +140,7 @@ def _region(
 ) -> tuple[NDArray[np.float32], Bools] | None:
     """Return the colours [h, w, 3] of what stands still, and where that is, [h, w]; None where nothing does."""
     alike = [image for image in images if (image.width, image.height) == size]
-    pixels = np.stack([*pool.map(_reduced, _evenly(alike))])
+    pixels = np.stack([*pool.map(_reduced, _compared(alike))])
     most, colours = np.zeros(pixels.shape[1:3], np.int64), np.zeros(pixels.shape[1:], np.float32)
     for one in pixels:
         near = (np.abs(pixels - one) < _SAME_COLOUR).all(axis=-1)
@@ -271,7 +272,7 @@ def _overlay(images: Sequence[SfmImage], places: NDArray[np.float32] | None, poo
     places: of the features that do not move.
     """
     size = images[0].width, images[0].height
-    pixels = np.stack([*pool.map(partial(_at_most, _OVERLAY_SIDE), _evenly(images))])
+    pixels = np.stack([*pool.map(partial(_at_most, _OVERLAY_SIDE), _compared(images))])
     height, width = pixels.shape[1:3]
     parts = list(pool.map(partial(_agreed, pixels), range(0, height, _ROWS_AT_ONCE)))
     gradient = np.concatenate([part[0] for part in parts])
@@ -476,14 +477,14 @@ def border_facts(images: Sequence[SfmImage]) -> list[dict[str, Any]]:
 def _sure(images: Sequence[SfmImage], size: Size) -> Border:
     """Return the border that images of a size have in common, with the lines that mix it with the picture."""
     mixed = max(_MIXED_LINES, round(_MIXED_SHARE * max(size)))
-    pixels = _pixels(_evenly(images))
+    pixels = _pixels(_compared(images))
     top, bottom, left, right = (count + mixed if count else 0 for count in sure_borders(pixels)) if pixels else _NONE
     return top, bottom, left, right
 
 
 def _groups(images: Sequence[SfmImage], pool: Executor) -> list[list[SfmImage]]:
     """Return groups of images whose own borders are alike; all are read only if some of 24 have one."""
-    if not any(map(any, pool.map(_own_border, _evenly(images)))):
+    if not any(map(any, pool.map(_own_border, _compared(images)))):
         return []
     groups: dict[Border, list[SfmImage]] = {}
     for image, border in zip(images, pool.map(_own_border, images), strict=True):
@@ -506,9 +507,8 @@ def _own_border(image: SfmImage) -> Border:
 _MAX_COMPARED = 24
 
 
-def _evenly(images: Sequence[SfmImage]) -> list[SfmImage]:
-    chosen = np.unique(np.linspace(0, len(images) - 1, min(len(images), _MAX_COMPARED)).round().astype(int))
-    return [images[i] for i in chosen]
+def _compared(images: Sequence[SfmImage]) -> list[SfmImage]:
+    return evenly(images, _MAX_COMPARED, ends=True)
 
 
 def _pixels(images: Sequence[SfmImage]) -> list[NDArray[np.uint8]]:

@@ -22,6 +22,7 @@ from scipy.spatial import cKDTree
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.sfm.features import Stored, sample_of, save_colours
 from splatcli.sfm.matching import unit
+from splatcli.sizes import evenly
 
 #: Images of one size that are compared, at least and at most.
 _FEWEST, _MOST = 8, 24
@@ -164,7 +165,7 @@ def _places_of(group: _Group) -> NDArray[np.float32]:
     count = len(group.numbers)
     if count < _FEWEST:
         return np.zeros((0, 2), np.float32)
-    compared = [group.numbers[i] for i in np.unique(np.linspace(0, count - 1, min(count, _MOST)).round().astype(int))]
+    compared = evenly(group.numbers, _MOST, ends=True)
     features = {number: (group.xy(number), unit(group.descriptors(number))) for number in compared}
     trees = {number: cKDTree(xy) for number, (xy, _) in features.items() if len(xy)}
     found, counts = [], []

@@ -22,6 +22,7 @@ from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.sharded import ShardedEngine
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
+from splatcli.sizes import evenly
 from splatcli.train.backgrounds import evaluation_background, evaluation_colour
 from splatcli.train.events import Alarmed, Evaluated, Probed, ViewScore
 from splatcli.train.image_metrics import psnr, quantised, ssim
@@ -209,8 +210,7 @@ class Scorer:
 
     def probe(self, state: TrainState) -> Probed | Alarmed:
         """Return the mean PSNR of the probe views: evenly spaced training views, the same ones throughout a run."""
-        count = min(state.config.guard.probe_views, len(state.train))
-        rows = [i * len(state.train) // count for i in range(count)]
+        rows = evenly(range(len(state.train)), state.config.guard.probe_views)
         cameras = [state.per_view_params.camera(row, self.scene.cameras[state.train[row]]) for row in rows]
         try:
             measured = self._measure(state, cameras, lambda i, image: self._psnr(state, rows[i], image))

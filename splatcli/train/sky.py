@@ -16,6 +16,7 @@ from splatcli.errors import SceneError
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import OPAQUE
 from splatcli.scene.scene import Scene
+from splatcli.sizes import evenly
 
 #: Radius of the sphere, in the distance within which this part of the points lies.
 RADIUS, WITHIN = 1.5, 0.98
@@ -52,8 +53,7 @@ def sky_points(
     """
     if len(xyz) < LEAST_POINTS:
         return np.zeros((0, 3), np.float32), np.zeros((0, 3), np.float32)
-    count = min(VIEWS, len(scene.train))
-    views = [scene.train[k * len(scene.train) // count] for k in range(count)]
+    views = evenly(scene.train, VIEWS)
     sparse = xyz.astype(np.float64)
     center = np.median(np.stack([scene.cameras[i].center for i in scene.train]), axis=0)
     apart = sparse - center
@@ -61,7 +61,7 @@ def sky_points(
     sphere = center + RADIUS * math.sqrt(float(np.quantile(squared, WITHIN))) * even_directions(directions)
 
     shown = np.zeros(directions, np.int64)
-    free = np.zeros((count, directions), np.bool_)
+    free = np.zeros((len(views), directions), np.bool_)
     for view, flags in zip(views, free, strict=True):
         camera = scene.cameras[view]
         column, row, inside = camera.pixels_of(sphere)

@@ -21,6 +21,7 @@ from splatcli.errors import SceneError
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import OPAQUE
 from splatcli.scene.scene import Scene
+from splatcli.sizes import evenly
 
 #: Most images that carve, spread over all; more of them remove hardly any cells.
 VIEWS = 48
@@ -153,8 +154,7 @@ def silhouettes(scene: Scene) -> list[Silhouette]:
 
 def _transparent(scene: Scene) -> Iterator[int]:
     """Yield those of VIEWS training images, spread over all, that may be transparent."""
-    count = min(VIEWS, len(scene.train))
-    for i in (scene.train[k * len(scene.train) // count] for k in range(count)):
+    for i in evenly(scene.train, VIEWS):
         try:
             if scene.images.may_be_transparent(i):
                 yield i

@@ -34,6 +34,7 @@ from splatcli.render.images import (
     median_distance,
 )
 from splatcli.scene.camera import Camera, common_up
+from splatcli.sizes import evenly
 from splatcli.train.events import Evaluated, Event, Probed, Started, Stepped
 from splatcli.train.state import TrainState
 from splatcli.viewer.http_server import READ_ONLY, Request, Response
@@ -121,8 +122,7 @@ def parse_render_request(request: Request) -> RenderRequest:
 def scene_summary(state: TrainState) -> dict[str, Any]:
     """Return the scene as the page shows it: cameras, those of held-out views marked, and the first view."""
     views = sorted([*state.train, *state.test])
-    count = min(len(views), _MAX_CAMERAS)
-    chosen = [views[i * len(views) // count] for i in range(count)]
+    chosen = evenly(views, _MAX_CAMERAS)
     first = state.cameras[state.train[0]]
     up = common_up([state.cameras[view] for view in chosen])
     held_out = set(state.test)

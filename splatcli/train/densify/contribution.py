@@ -15,6 +15,7 @@ from torch import Tensor
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.rendering import blend_weights
 from splatcli.scene.camera import Camera
+from splatcli.sizes import evenly
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
@@ -49,8 +50,7 @@ def largest_weights(
 
 def views_of(count: int, turn: int) -> list[int]:
     """Return which of ``count`` views are rendered: at most VIEWS, evenly spaced, one further in each turn."""
-    some = min(count, VIEWS)
-    return [(index * count // some + turn) % count for index in range(some)]
+    return [(index + turn) % count for index in evenly(range(count), VIEWS)]
 
 
 def reduced(camera: Camera) -> Camera:
