@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -858,11 +859,14 @@ class _Means2d(torch.autograd.Function):
 
 
 def _check_kinds(arguments: Mapping[str, Any]) -> None:
-    """Raise TypeError for the first argument that should be a number and is none."""
+    """Raise TypeError for the first argument that should be a number and is none, ValueError for one out of range."""
     for name in ("width", "height", "sh_degree"):
         value = arguments[name]
         if not hasattr(value, "__index__") and not (name == "sh_degree" and value is None):
             raise TypeError(f"{name} is {value!r}, not an integer")
+    for name in ("width", "height"):
+        if operator.index(arguments[name]) < 1:
+            raise ValueError(f"{name} is {arguments[name]}; an image has at least one pixel")
     for name in ("near_plane", "far_plane", "radius_clip", "eps2d"):
         value = arguments[name]
         if not hasattr(value, "__float__"):

@@ -306,6 +306,18 @@ def test_what_is_no_number_is_named(scene: tuple[Gaussians, Camera]) -> None:
     rasterization(**{**arguments, **numbers})
 
 
+@pytest.mark.parametrize(
+    "others", [{}, {"eps2d": 0.1}, {"without_cameras": True}], ids=["plain", "in stages", "no camera"]
+)
+def test_an_image_without_pixels_is_refused(scene: tuple[Gaussians, Camera], others: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {**activated(scene[0]), **seen_by(scene[1]), **others}
+    if arguments.pop("without_cameras", False):
+        arguments |= {name: arguments[name][:0] for name in ("viewmats", "Ks")}
+    for name, size in (("width", 0), ("height", -1)):
+        with pytest.raises(ValueError, match=f"^{name} is {size}; an image has at least one pixel"):
+            rasterization(**{**arguments, name: size})
+
+
 def test_what_is_no_tensor_with_numbers_is_named(scene: tuple[Gaussians, Camera]) -> None:
     arguments: dict[str, Any] = {**activated(scene[0]), **seen_by(scene[1])}
     for name in ("means", "quats", "scales", "opacities", "colors", "viewmats", "Ks"):
