@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import splatcli
 from splatcli import DefaultStrategy, MCMCStrategy
+from splatcli.config import Schedule
 from splatcli.errors import UsageError
 from splatcli.reproducible import logit_of
 from splatcli.train.densify import gsplat_edits
@@ -180,6 +181,23 @@ def test_mcmc_relocates_and_grows_as_the_equations_say() -> None:
     for name in ("means", "quats", "sh0", "shN"):
         assert_close(params[name].detach(), before[name][7].expand_as(params[name]))
     assert set(moments(params, optimizers)) == {0}
+
+
+def test_mcmc_makes_its_settings_once_and_follows_changed_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def schedule(**fields: int) -> Schedule:
+        made.append(fields["refine_every"])
+        return Schedule(**fields)
+
+    monkeypatch.setattr("splatcli.train.densify.gsplat_strategies.Schedule", schedule)
+    params, optimizers = trained(40)
+    strategy = MCMCStrategy(cap_max=50, refine_every=7)
+    for step in (1, 2, 3):
+        strategy.step_post_backward(params, optimizers, {}, step, {}, lr=1e-3)
+    strategy.refine_start_iter, strategy.refine_every = 0, 4
+    strategy.step_post_backward(params, optimizers, {}, 4, {}, lr=1e-3)
+    assert (made, len(params["means"])) == ([7, 4], 42)
 
 
 def test_noise_has_the_covariance_of_the_gaussian_and_fades_with_opacity() -> None:

@@ -7,6 +7,7 @@ and statistics together. Random numbers follow torch.manual_seed().
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -224,11 +225,8 @@ class MCMCStrategy(Strategy):
         """Relocate and add if it is time, and add noise. lr: the learning rate of the means in this step."""
         _refuse_scene("MCMCStrategy", scene)
         raw = raw_of(params)
-        config = StrategyConfig(name="mcmc", prune_opacity=self.min_opacity)
-        schedule = Schedule(
-            refine_start=self.refine_start_iter, refine_stop=self.refine_stop_iter, refine_every=self.refine_every
-        )
-        strategy = McmcStrategy(config, schedule, self.refine_stop_iter, 0, self.cap_max)
+        window = (self.refine_start_iter, self.refine_stop_iter, self.refine_every)
+        strategy = _relocation(self.min_opacity, *window, self.cap_max)
         stats = DensifyStats.zeros(0)
         refinement = strategy.refine(step, raw, stats, generator_of_torch()) if strategy.refines_at(step) else None
         if refinement is not None:
@@ -243,6 +241,13 @@ class MCMCStrategy(Strategy):
             _report(self, f"step {step}: {moved} relocated, {added} added, {count} Gaussians")
         if self.noise_injection_stop_iter < 0 or step < self.noise_injection_stop_iter:
             add_noise(params, lr * self.noise_lr, self.noise_opacity_t, self.noise_opacity_k)
+
+
+@functools.lru_cache
+def _relocation(min_opacity: float, start: int, stop: int, every: int, cap_max: int) -> McmcStrategy:
+    """Return the strategy with the fields of an MCMCStrategy, which a loop may change between steps."""
+    schedule = Schedule(refine_start=start, refine_stop=stop, refine_every=every)
+    return McmcStrategy(StrategyConfig(name="mcmc", prune_opacity=min_opacity), schedule, stop, 0, cap_max)
 
 
 def _report(strategy: DefaultStrategy | MCMCStrategy, text: str) -> None:
