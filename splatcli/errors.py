@@ -287,10 +287,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says; its type where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def memory_words(error: BaseException) -> str:
     """Return what an error says of memory, without the advice on torch's allocator that torch adds for a GPU."""
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    said, free, _ = line.partition(" is free.")
+    said, free, _ = first_line(error).partition(" is free.")
     return f"{said}{free}".rstrip(".")
 
 

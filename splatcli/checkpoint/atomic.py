@@ -23,6 +23,7 @@ from splatcli.errors import (
     ALLOW_LARGER,
     DivergedError,
     OutputError,
+    first_line,
     from_os_error,
     is_without_temporary_folder,
     system_error,
@@ -328,4 +329,4 @@ def probe_room(folder: Path, size: int) -> None:
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return first_line(error)

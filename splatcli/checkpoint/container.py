@@ -27,7 +27,7 @@ from splatcli.checkpoint.schema import (
     shape_problems,
     space_of,
 )
-from splatcli.errors import ModelFileError, SplatError, UnreadableError, from_os_error, system_error
+from splatcli.errors import ModelFileError, SplatError, UnreadableError, first_line, from_os_error, system_error
 from splatcli.sizes import listed
 
 DAMAGED = "the file is damaged: fall back on an older checkpoint of the run, or restore the file from a copy"
@@ -248,7 +248,7 @@ def unreadable(error: Exception, path: Path) -> SplatError:
     """Return the error to raise for one that torch.load() has raised."""
     if (refused := system_error(error)) is not None:
         return from_os_error(refused, UnreadableError, path)
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    reason = first_line(error)[:200]
     return ModelFileError(f"torch cannot read it ({reason})", where=path, remedy=DAMAGED)
 
 

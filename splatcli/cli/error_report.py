@@ -28,6 +28,7 @@ from splatcli.errors import (
     SceneError,
     SplatError,
     UsageError,
+    first_line,
     from_os_error,
     is_gpu_out_of_memory,
     memory_words,
@@ -91,7 +92,7 @@ def _as_splat_error(error: Exception, argv: Sequence[str]) -> SplatError | None:
         error = refused  # Path.resolve() turns it into a RuntimeError
     if type(error).__name__ == "AcceleratorError" and "no kernel image is available" in str(error):
         return LaunchRefusedError(
-            f"torch has no kernels for this GPU: {str(error).splitlines()[0]}",
+            f"torch has no kernels for this GPU: {first_line(error)}",
             remedy="install the torch build that pytorch.org names for the GPU; --device cpu works meanwhile",
         )
     if type(error).__name__ == "AcceleratorError":  # torch's, which is not loaded here

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from splatcli.distributed.heartbeat import SILENCE_LIMIT, HeartbeatMonitor, first_of, minority
-from splatcli.errors import DistributedError, SplatError, UsageError, as_splat_error, is_out_of_memory
+from splatcli.errors import DistributedError, SplatError, UsageError, as_splat_error, first_line, is_out_of_memory
 
 #: Numbers in a scalar message: four of its head, and those that are gathered; with more than ten ranks, two for each.
 SCALARS = 24
@@ -355,7 +355,7 @@ class ProcessGroup:
             if self.monitor.failed:
                 return self.monitor.error()
             time.sleep(0.1)
-        text = str(error).splitlines()[0]
+        text = first_line(error)
         self.monitor.declare([], f"the ranks lost each other in {what}, and all of them are alive: {text}")
         return self.monitor.error()
 
@@ -495,7 +495,7 @@ def join(place: Place, device: torch.device, *, patience: float = PATIENCE) -> P
         data = dist.new_group(backend="nccl") if device.type == "cuda" else dist.new_group(timeout=_NEVER)
     except RuntimeError as error:
         raise DistributedError(
-            f"the ranks cannot connect: {str(error).splitlines()[0]}",
+            f"the ranks cannot connect: {first_line(error)}",
             where=f"rank {place.rank}",
             remedy="GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the network between the machines",
         ) from None
@@ -524,7 +524,7 @@ def _meet(place: Place) -> dist.Store:
         )
     except RuntimeError as error:
         raise DistributedError(
-            f"rank {place.rank} cannot reach the meeting place: {str(error).splitlines()[0]}", where=where
+            f"rank {place.rank} cannot reach the meeting place: {first_line(error)}", where=where
         ) from None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     met = dist.PrefixStore(f"splat-{attempt}", store)

@@ -32,7 +32,7 @@ from splatcli.checkpoint.foreign.imported import (
     ImportedModel,
 )
 from splatcli.config import first_fault
-from splatcli.errors import ModelFileError, UsageError, VersionError
+from splatcli.errors import ModelFileError, UsageError, VersionError, first_line
 from splatcli.formats.format import (
     Encoded,
     ExportMetadata,
@@ -402,7 +402,7 @@ def read_bundle(file: Path | BinaryIO, size: int, path: Path) -> ImportedModel:
     except (ModelFileError, VersionError):
         raise
     except Exception as error:  # zipfile lets struct.error, zlib.error, NotImplementedError and others through
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        reason = first_line(error)[:200]
         raise ModelFileError(f"not a readable SOG ({reason})", where=path) from None
 
 
@@ -555,7 +555,7 @@ def _pixels(content: bytes, name: str, needed: int, size: int, path: Path) -> Te
     except ModelFileError:
         raise
     except Exception as error:  # Pillow's plugins raise what they like
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        reason = first_line(error)[:200]
         raise ModelFileError(f"{name} is no WebP image that can be read ({reason})", where=path) from None
 
 

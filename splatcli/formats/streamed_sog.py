@@ -28,7 +28,7 @@ from splatcli import __version__
 from splatcli.checkpoint.atomic import write_folder_atomically
 from splatcli.checkpoint.foreign.imported import Columns, ImportedModel, check_finite
 from splatcli.config import first_fault
-from splatcli.errors import ModelFileError, OutputError, VersionError
+from splatcli.errors import ModelFileError, OutputError, VersionError, first_line
 from splatcli.formats.format import ExportMetadata, Format, file_size
 from splatcli.formats.sog import STREAMED, import_sog, sog_files
 from splatcli.gaussians import Gaussians
@@ -345,7 +345,7 @@ class _Index(BaseModel):
             reason = first_fault(error, "the text")
             raise ModelFileError(f"not the index of a streamed SOG: {reason}", where=path) from None
         except (ValueError, RecursionError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            reason = first_line(error)[:200]
             raise ModelFileError(f"not the index of a streamed SOG ({reason})", where=path) from None
         if found.version != VERSION:
             raise VersionError(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from splatcli import disk
-from splatcli.errors import ResourceError
+from splatcli.errors import ResourceError, first_line
 from splatcli.rasterizer.memory_budget import SHARE, free_memory
 from splatcli.sizes import gib
 
@@ -101,7 +101,7 @@ class Pinned(_Elsewhere):
             nbytes = self.nbytes(rows * math.prod(like.shape[1:]) * like.dtype.itemsize)
             raise ResourceError(
                 f"no room for {gib(nbytes)} of offloaded SH coefficients in pinned memory of the host: "
-                f"{str(error).splitlines()[0]}",
+                f"{first_line(error)}",
                 remedy="--cap-max for fewer Gaussians, or a lower --sh-degree",
             ) from None
 

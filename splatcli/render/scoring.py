@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from splatcli.errors import ResourceError, SceneError, UsageError
+from splatcli.errors import ResourceError, SceneError, UsageError, first_line
 from splatcli.scene.images import LoadedImage
 from splatcli.scene.scene import Scene
 from splatcli.train.events import ViewScore
@@ -64,7 +64,7 @@ class Lpips:
                 warnings.simplefilter("ignore")  # lpips uses a deprecated call of torchvision
                 self._distance = _BUILDERS[self.package](net, self.device)
         except Exception as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            first = first_line(error)
             raise ResourceError(
                 f"{self.package} cannot build its network: {first}",
                 where=weights,
@@ -121,7 +121,7 @@ def _package() -> str:
                 remedy=_INSTALL,
             ) from None
         except Exception as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            first = first_line(error)
             raise ResourceError(
                 f"{name} is installed but does not load: {first}",
                 where="--lpips",

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splatcli.errors import SceneError
+from splatcli.errors import SceneError, first_line
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.geodesy import from_geocentric, median_place, to_enu
 from splatcli.scene.georeference import AXES, Fit, PositionsError, check_spread, frame_facts, model_facts
@@ -168,7 +168,7 @@ def _geodetic(system: str, places: NDArray[np.float64], path: Path) -> NDArray[n
             unit = crs.axis_info[0].unit_conversion_factor if crs.is_projected and len(crs.axis_info) == 2 else 1.0
             lon, lat, height = convert.transform(places[:, 0], places[:, 1], unit * places[:, 2])
         except pyproj.exceptions.ProjError as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise SceneError(f"{system!r} is no coordinate system: {reason}", where=path, remedy=_REMEDY) from None
         found = np.stack([lat, lon, height], axis=1)
     inside = np.isfinite(found).all(axis=1) & (np.abs(found[:, 0]) <= 90) & (np.abs(found[:, 1]) <= 180)

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from splatcli.errors import first_line
 from splatcli.formats.html import ICON
 from splatcli.render.colour_maps import ByteImage
 from splatcli.render.images import (
@@ -291,7 +292,7 @@ class LiveRun:
         try:
             wanted.image = renderer.render(wanted)
         except Exception as error:  # mostly a lack of memory; a request must not end the run
-            wanted.problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+            wanted.problem = first_line(error)
             if wanted.problem != self._problem:  # warn once, since the page repeats its request
                 _log.warning("the viewer's image could not be rendered: %s", wanted.problem)
             self._problem = wanted.problem
