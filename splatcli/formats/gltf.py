@@ -42,6 +42,7 @@ from splatcli.formats.quantisation import (
 from splatcli.formats.spz import ANTIALIASED, decode_spz
 from splatcli.formats.transform import half_turn, placed, with_y_up
 from splatcli.gaussians import SHN_COUNTS, Gaussians
+from splatcli.scene.hdr import srgb_decoded
 
 # --- nodes: the transform of a mesh is that of its node and of all its parents
 
@@ -166,9 +167,7 @@ def _fallback(colours: NDArray[np.floating], opacities: NDArray[np.floating]) ->
 
 def linear_light(colours: NDArray[np.floating]) -> NDArray[np.floating]:
     """Return display colours (sRGB), clamped to 0...1, as linear light, which glTF's COLOR_0 holds."""
-    shown = np.clip(colours, 0.0, 1.0)
-    linear: NDArray[np.floating] = np.where(shown <= 0.04045, shown / 12.92, ((shown + 0.055) / 1.055) ** 2.4)
-    return linear
+    return srgb_decoded(np.clip(colours, 0.0, 1.0))
 
 
 def _document(attributes: dict[str, NDArray[Any]], metadata: ExportMetadata) -> tuple[dict[str, Any], bytes]:

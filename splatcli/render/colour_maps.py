@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splatcli.scene.hdr import srgb_encoded
+
 #: Turbo, A. Mikhailov's colour map: R, G, B as polynomials in the position, lowest power first, as published with it.
 _TURBO = np.array(
     [
@@ -132,9 +134,7 @@ def _table() -> NDArray[np.uint8]:
     z = y - chroma * np.sin(np.radians(hue)) / 200.0
     compressed = np.stack([x, y, z], axis=-1)
     xyz = _WHITE * np.where(compressed > 6 / 29, compressed**3, 3 * (6 / 29) ** 2 * (compressed - 4 / 29))
-    linear = (xyz @ _TO_RGB.T).clip(0.0, 1.0)
-    curved = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
-    table: NDArray[np.uint8] = np.round(curved * 255.0).astype(np.uint8)
+    table: NDArray[np.uint8] = np.round(srgb_encoded((xyz @ _TO_RGB.T).clip(0.0, 1.0)) * 255.0).astype(np.uint8)
     return table
 
 

@@ -36,6 +36,7 @@ from splatcli.checkpoint.atomic import write_atomically
 from splatcli.errors import OutputError, ResourceError, SplatError, UsageError
 from splatcli.output_files import make_parent_folder
 from splatcli.render.images import RenderedMaps
+from splatcli.scene.hdr import srgb_decoded
 
 #: Kinds in an EXR file by default.
 DEFAULT = ("rgb", "alpha", "depth")
@@ -72,8 +73,7 @@ def channels(maps: RenderedMaps, kinds: Iterable[str]) -> dict[str, Floats]:
 def linear(colour: Floats, alpha: Floats) -> Floats:
     """Convert display colours times alpha to linear light times alpha, [H, W, 3]."""
     coverage = alpha[..., None].astype(np.float64)
-    shown = np.maximum(colour, 0.0) / np.maximum(coverage, 1e-12)
-    light = np.where(shown <= 0.04045, shown / 12.92, ((shown + 0.055) / 1.055) ** 2.4)
+    light = srgb_decoded(np.maximum(colour, 0.0) / np.maximum(coverage, 1e-12))
     return np.where(coverage > 0, light * coverage, 0.0).astype(np.float32)
 
 

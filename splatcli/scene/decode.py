@@ -20,7 +20,7 @@ from PIL import Image, ImageCms, ImageFile, UnidentifiedImageError
 
 from splatcli.errors import ResourceError, SceneError, SplatError, system_error
 from splatcli.scene import heif
-from splatcli.scene.hdr import ADOBE_RGB, Colour, coded, to_srgb
+from splatcli.scene.hdr import ADOBE_RGB, Colour, coded, srgb_encoded, to_srgb
 
 # Pillow's own bound on pixels warns or raises by a number that knows nothing of this machine; ours is max_pixels.
 Image.MAX_IMAGE_PIXELS = None
@@ -436,8 +436,7 @@ class Colours:
         """Return values in 0...1 as sRGB has them, by ``gamma`` alone."""
         if self.gamma is None:
             return values
-        light = values ** (1 / self.gamma)
-        return np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+        return srgb_encoded(values ** (1 / self.gamma))
 
 
 #: What needs no conversion.

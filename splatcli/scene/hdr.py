@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,6 +150,16 @@ def _tone(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return (1 - (1 - j) * (peak - x) / ((peak - j) + c * (x - j))).astype(np.float32)
 
 
+def srgb_encoded(light: NDArray[np.floating[Any]]) -> NDArray[Any]:
+    """Return linear light, 0 to 1, as sRGB codes it."""
+    return np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+
+
+def srgb_decoded(code: NDArray[np.floating[Any]]) -> NDArray[Any]:
+    """Return the linear light of values of sRGB, 0 to 1."""
+    return np.where(code <= 0.04045, code / 12.92, ((code + 0.055) / 1.055) ** 2.4)
+
+
 def _codes() -> NDArray[np.float64]:
     return np.arange(65536) / 65535.0
 
@@ -171,8 +182,7 @@ def _pq_light() -> NDArray[np.float32]:
 
 @cache
 def _srgb_light() -> NDArray[np.float32]:
-    code = _codes()
-    return np.where(code <= 0.04045, code / 12.92, ((code + 0.055) / 1.055) ** 2.4).astype(np.float32)
+    return srgb_decoded(_codes()).astype(np.float32)
 
 
 @cache
@@ -182,6 +192,4 @@ def _adobe_light() -> NDArray[np.float32]:
 
 @cache
 def _srgb_code() -> NDArray[np.uint8]:
-    light = _codes()
-    code = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
-    return np.round(255 * code).astype(np.uint8)
+    return np.round(255 * srgb_encoded(_codes())).astype(np.uint8)
