@@ -22,7 +22,7 @@ from splatcli.edit.simplify import simplify
 from splatcli.edit.transform import move_camera, move_gaussians, move_metadata
 from splatcli.errors import UsageError
 from splatcli.formats.format import ExportMetadata
-from splatcli.formats.selection import Crop
+from splatcli.formats.selection import Crop, parse_floats
 from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.scene.camera import Camera
 from splatcli.scene.georeference import MIN_POSITIONS, PositionsError, fit_similarity
@@ -182,10 +182,7 @@ class Effect:
 
 
 def _numbers(text: str, count: int, flag: str, remedy: str) -> list[float]:
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"{text!r} is no list of numbers", where=flag, remedy=remedy) from None
+    values = parse_floats(text, flag, remedy)
     if len(values) != count or not all(map(math.isfinite, values)):
         noun = "number" if count == 1 else "numbers"
         raise UsageError(f"it takes {count} finite {noun}, not {text!r}", where=flag, remedy=remedy)

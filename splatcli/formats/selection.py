@@ -23,6 +23,14 @@ _CROP_HELP = (
 _MAX_FILE = 1 << 20
 
 
+def parse_floats(text: str, flag: str, remedy: str) -> list[float]:
+    """Return the numbers of a list with commas. Raises UsageError for ``flag``."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{text!r} is no list of numbers", where=flag, remedy=remedy) from None
+
+
 @dataclass(frozen=True, slots=True)
 class Crop:
     """A region in the coordinates of the file: a box from ``low`` to ``high``, a ball around ``low``, a prism, or more.
@@ -81,10 +89,7 @@ class Crop:
         wanted = {"box": 6, "sphere": 4}.get(kind)
         if wanted is None:
             raise UsageError(f"{text!r} is neither a box, a sphere nor a polygon", where=flag, remedy=remedy)
-        try:
-            values = [float(part) for part in rest.split(",")]
-        except ValueError:
-            raise UsageError(f"{rest!r} is no list of numbers", where=flag, remedy=remedy) from None
+        values = parse_floats(rest, flag, remedy)
         if len(values) != wanted or not all(map(math.isfinite, values)):
             raise UsageError(
                 f"a {kind} takes {wanted} finite numbers, {len(values)} are given", where=flag, remedy=remedy
@@ -104,10 +109,7 @@ class Crop:
         axis, _, rest = text.partition(":")
         if axis not in ("x", "y", "z"):
             raise UsageError(f"{axis!r} is no axis to see the polygon along", where=flag, remedy=remedy)
-        try:
-            values = [float(part) for part in rest.split(",")]
-        except ValueError:
-            raise UsageError(f"{rest!r} is no list of numbers", where=flag, remedy=remedy) from None
+        values = parse_floats(rest, flag, remedy)
         if len(values) % 2 or not all(map(math.isfinite, values)):
             raise UsageError(
                 f"a polygon takes pairs of finite numbers, {len(values)} are given", where=flag, remedy=remedy

@@ -87,7 +87,7 @@ def choose_lenses(
     constant: cameras whose lens is exact and stays. The model itself is returned, untouched, where nothing is better.
     """
     images = _images_of(model, constant)
-    withheld = _withhold(model, {image for used in images.values() for image in used}, seed)
+    withheld = _withhold(model, images, seed)
     tested = {
         camera: used
         for camera, used in images.items()
@@ -228,7 +228,7 @@ def withheld_errors(
     Cameras with too few of them are left out.
     """
     images = {camera: used for camera, used in _images_of(model, constant).items() if camera in cameras}
-    withheld = _withhold(model, {image for used in images.values() for image in used}, seed)
+    withheld = _withhold(model, images, seed)
     trial = _attempt(model, {}, withheld, constant, threads)
     own = {camera: withheld.of(used) for camera, used in images.items()}
     enough = {camera: rows for camera, rows in own.items() if np.count_nonzero(rows) >= _MIN_WITHHELD}
@@ -251,7 +251,7 @@ def own_lenses(
     lenses, before: as choose_lenses() returned them for the model. constant: as there.
     """
     images = _images_of(model, constant)
-    withheld = _withhold(model, {image for used in images.values() for image in used}, seed)
+    withheld = _withhold(model, images, seed)
     asked = [fact for fact in lenses if not model.camera(fact["camera"]).has_prior_focal_length]
     if not asked:
         return None
@@ -327,14 +327,15 @@ def _images_of(model: pycolmap.Reconstruction, constant: set[int]) -> dict[int, 
     return images
 
 
-def _withhold(model: pycolmap.Reconstruction, images: set[int], seed: int) -> Withheld:
-    generator = np.random.default_rng(seed)
+def _withhold(model: pycolmap.Reconstruction, images: Mapping[int, set[int]], seed: int) -> Withheld:
+    """Return the observations that are withheld. images: those of each camera."""
+    generator, used = np.random.default_rng(seed), set().union(*images.values())
     rows = []
     for number in sorted(model.point3D_ids()):
         elements = model.point3D(number).track.elements
         if len(elements) >= _TRACK and generator.random() < _SHARE:
             element = elements[int(generator.integers(len(elements)))]
-            if int(element.image_id) in images:
+            if int(element.image_id) in used:
                 rows.append((int(element.image_id), int(element.point2D_idx), int(number)))
     if len(rows) > _MOST:
         rows = [rows[i] for i in sorted(generator.choice(len(rows), _MOST, replace=False))]

@@ -298,11 +298,10 @@ def describe(descriptors: list[NDArray[np.uint8]], seed: int) -> NDArray[np.floa
             nearest, _ = vq(rows, words)
             np.add.at(vector, nearest, rows - words[nearest])
             vector /= np.maximum(np.linalg.norm(vector, axis=1, keepdims=True), 1e-12)
-    flat = vectors.reshape(len(vectors), -1)
-    return np.asarray(flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12))
+    return unit(vectors.reshape(len(vectors), -1))
 
 
-def unit(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return descriptors [N, 128] at length 1."""
+def unit(rows: NDArray[np.uint8] | NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return rows [N, K] at length 1; those of zeros stay."""
     values = rows.astype(np.float32)
     return np.asarray(values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12))
