@@ -9,7 +9,7 @@ is so. The simplest model that predicts significantly better is kept.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +62,6 @@ class Withheld:
     points2d: NDArray[np.int64]
     points3d: NDArray[np.int64]
 
-    def of(self, images: set[int]) -> NDArray[np.bool_]:
-        return np.isin(self.images, sorted(images))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
@@ -86,138 +83,159 @@ def choose_lenses(
     That is the one of the model as it is; None, with an empty report, where there are too few observations.
     constant: cameras whose lens is exact and stays. The model itself is returned, untouched, where nothing is better.
     """
-    images = _images_of(model, constant)
-    withheld = _withhold(model, images, seed)
-    tested = {
-        camera: used
-        for camera, used in images.items()
-        if len(used) >= _MIN_IMAGES and np.count_nonzero(withheld.of(used)) >= _MIN_WITHHELD
-    }
+    trials = _Trials(model, constant, seed, threads)
+    tested = [
+        camera
+        for camera, used in sorted(trials.images.items())
+        if len(used) >= _MIN_IMAGES and np.count_nonzero(trials.rows(camera)) >= _MIN_WITHHELD
+    ]
     if not tested:
         return model, [], None
     progress(0, ADJUSTMENTS)
-
-    def attempt(lenses: Lenses) -> Trial:
-        return _attempt(model, lenses, withheld, constant, threads)
-
-    before = attempt({})
+    before = trials.attempt({})
     progress(1, ADJUSTMENTS)
-    trials: dict[str, Trial] = {}
+    tried: dict[str, Trial] = {}
     for done, name in enumerate(CANDIDATES, 2):
-        trials[name] = attempt(dict.fromkeys(tested, name))
+        tried[name] = trials.attempt(dict.fromkeys(tested, name))
         progress(done, ADJUSTMENTS)
-    report = [
-        _decide(model.camera(camera), len(used), before, trials, withheld, used, seed)
-        for camera, used in sorted(tested.items())
-    ]
+    report = [trials.decide(camera, before, tried) for camera in tested]
     chosen = {fact["camera"]: fact["model"] for fact in report if fact["model"] != fact["start"]}
     found, last = model, before
     if chosen:
-        one = set(chosen.values()) if chosen.keys() == tested.keys() else set()
-        last = trials[one.pop()] if len(one) == 1 else attempt(chosen)
+        one = set(chosen.values()) if chosen.keys() == set(tested) else set()
+        last = tried[one.pop()] if len(one) == 1 else trials.attempt(chosen)
         if len(tested) > 1:
-            chosen, last = _without_the_idle(chosen, last, attempt, tested, withheld, seed)
-        found, reason = _adopt(model, chosen, before, last, withheld, constant, seed, threads)
+            chosen, last = trials.without_the_idle(chosen, last)
+        found, reason = trials.adopt(chosen, before, last)
         if found is model:
             chosen, last = {}, before
         for fact in report:
             if fact["camera"] not in chosen and fact["model"] != fact["start"]:
                 fact.update(model=fact["start"], kept=reason or "it gains nothing beside the other cameras' lenses")
     for fact in report:
-        fact["error_px"] = float(last.errors[withheld.of(tested[fact["camera"]])].mean())
+        fact["error_px"] = float(last.errors[trials.rows(fact["camera"])].mean())
     progress(ADJUSTMENTS, ADJUSTMENTS)
     return found, report, before
 
 
-def _without_the_idle(
-    chosen: Lenses,
-    last: Trial,
-    attempt: Callable[[Lenses], Trial],
-    tested: Mapping[int, set[int]],
-    withheld: Withheld,
-    seed: int,
-) -> tuple[Lenses, Trial]:
-    """Take back the lens of each camera whose own observations are predicted as well without it.
+class _Trials:
+    """Trials of lenses on a model, judged by observations that are withheld of the adjustments.
 
-    Cameras share points: one whose lens was right all along seems to gain when the others' become right.
+    constant: cameras whose lens is exact and stays. images: those of each other camera, or of ``cameras`` among them.
     """
-    for camera in sorted(chosen):
-        fewer = {other: name for other, name in chosen.items() if other != camera}
-        without = attempt(fewer)
-        own = withheld.of(tested[camera])
-        share, low = gain(without.errors[own], last.errors[own], withheld.images[own], seed)
-        if camera in last.refused or not (share > LEAST_GAIN and low > 0):
-            chosen, last = fewer, without
-    return chosen, last
 
+    def __init__(
+        self,
+        model: pycolmap.Reconstruction,
+        constant: set[int],
+        seed: int,
+        threads: int,
+        cameras: set[int] | None = None,
+    ) -> None:
+        self.model = model
+        self.constant = constant
+        self.seed = seed
+        self.threads = threads
+        images = _images_of(model, constant)
+        self.images = images if cameras is None else {camera: images[camera] for camera in images if camera in cameras}
+        self.withheld = _withhold(model, set().union(*self.images.values()), seed)
 
-def _adopt(
-    model: pycolmap.Reconstruction,
-    chosen: Lenses,
-    before: Trial,
-    last: Trial,
-    withheld: Withheld,
-    constant: set[int],
-    seed: int,
-    threads: int,
-) -> tuple[pycolmap.Reconstruction, str]:
-    """Return the model adjusted with the chosen lenses and all observations; itself, and why, where that is worse."""
-    _, low = gain(before.errors, last.errors, withheld.images, seed)
-    if not low > 0 or last.refused:
-        return model, "the lenses chosen for each camera are not better together"
-    found = copy.deepcopy(model)
-    for camera in chosen:
-        _set_lens(found.camera(camera), last.cameras[camera])
-    _adjust(found, constant, threads, min_track_length=0)
-    found.update_point_3d_errors()
-    as_it_was = copy.deepcopy(model)
-    as_it_was.update_point_3d_errors()
-    for camera in chosen:
-        if reason := doubt(found.camera(camera), model.camera(camera)):
-            return model, f"adjusted with all observations, {reason}"
-    if not found.compute_mean_reprojection_error() < as_it_was.compute_mean_reprojection_error():
-        return model, "adjusted with all observations, the error is larger"
-    return found, ""
+    def rows(self, camera: int) -> NDArray[np.bool_]:
+        """Return which of the withheld observations are of ``camera``."""
+        return np.isin(self.withheld.images, sorted(self.images[camera]))
 
+    def gain(self, before: Trial, after: Trial, rows: NDArray[np.bool_] | slice = slice(None)) -> tuple[float, float]:
+        """Return gain() by the withheld observations ``rows``."""
+        return gain(before.errors[rows], after.errors[rows], self.withheld.images[rows], self.seed)
 
-def _decide(
-    camera: pycolmap.Camera,
-    num_images: int,
-    before: Trial,
-    trials: Mapping[str, Trial],
-    withheld: Withheld,
-    used: set[int],
-    seed: int,
-) -> dict[str, Any]:
-    """Choose the lens of a camera that predicts clearly better than the simpler ones; return it with what was tried."""
-    own = withheld.of(used)
-    groups = withheld.images[own]
-    best, errors = camera.model_name, before.errors[own]
-    tried = []
-    for name, trial in trials.items():
-        share, low = gain(before.errors[own], trial.errors[own], groups, seed)
-        fact: dict[str, Any] = {
-            "model": name,
-            "error_px": float(trial.errors[own].mean()),
-            "gain": share,
-            "gain_low": low,
+    def attempt(self, lenses: Lenses, model: pycolmap.Reconstruction | None = None) -> Trial:
+        """Adjust a copy of the model with other lenses, without the withheld observations, and see where these fall.
+
+        model: the same one with other cameras.
+        """
+        model = self.model if model is None else model
+        withheld, trial = self.withheld, copy.deepcopy(model)
+        for image, point in zip(withheld.images.tolist(), withheld.points2d.tolist(), strict=True):
+            trial.delete_observation(image, point)
+        for camera, name in lenses.items():
+            _set_lens(trial.camera(camera), converted(model.camera(camera), name))
+        _adjust(trial, self.constant, self.threads, min_track_length=3)
+        errors = np.full(len(withheld.images), _WORST)
+        for number in np.unique(withheld.images).tolist():
+            own = withheld.images == number
+            image, seen = trial.image(number), model.image(number)
+            points = np.stack([trial.point3D(point).xyz for point in withheld.points3d[own].tolist()])
+            there = np.stack([seen.point2D(point).xy for point in withheld.points2d[own].tolist()])
+            rays = np.asarray(image.cam_from_world() * points, dtype=np.float64)
+            found = np.asarray(trial.camera(image.camera_id).img_from_cam(rays), dtype=np.float64)
+            off = np.linalg.norm(found - there, axis=1)
+            errors[own] = np.where((rays[:, 2] > 0) & (off < _WORST), off, _WORST)
+        cameras = {camera: copy.deepcopy(trial.camera(camera)) for camera in lenses}
+        refused = {camera: reason for camera, lens in cameras.items() if (reason := doubt(lens, model.camera(camera)))}
+        return Trial(errors, cameras, refused)
+
+    def decide(self, number: int, before: Trial, tried: Mapping[str, Trial]) -> dict[str, Any]:
+        """Choose the lens of a camera that predicts clearly better than the simpler ones; return it with all tried."""
+        camera, own = self.model.camera(number), self.rows(number)
+        best, last = camera.model_name, before
+        facts = []
+        for name, trial in tried.items():
+            share, low = self.gain(before, trial, own)
+            fact: dict[str, Any] = {
+                "model": name,
+                "error_px": float(trial.errors[own].mean()),
+                "gain": share,
+                "gain_low": low,
+            }
+            if reason := trial.refused.get(number):
+                fact["refused"] = reason
+            else:
+                more, least = self.gain(last, trial, own)
+                if more > LEAST_GAIN and least > 0:
+                    best, last = name, trial
+            facts.append(fact)
+        return {
+            "camera": number,
+            "images": len(self.images[number]),
+            "withheld": int(np.count_nonzero(own)),
+            "start": camera.model_name,
+            "model": best,
+            "error_px_start": float(before.errors[own].mean()),
+            "tried": facts,
         }
-        if reason := trial.refused.get(int(camera.camera_id)):
-            fact["refused"] = reason
-        else:
-            more, least = gain(errors, trial.errors[own], groups, seed)
-            if more > LEAST_GAIN and least > 0:
-                best, errors = name, trial.errors[own]
-        tried.append(fact)
-    return {
-        "camera": int(camera.camera_id),
-        "images": num_images,
-        "withheld": int(np.count_nonzero(own)),
-        "start": camera.model_name,
-        "model": best,
-        "error_px_start": float(before.errors[own].mean()),
-        "tried": tried,
-    }
+
+    def without_the_idle(self, chosen: Lenses, last: Trial) -> tuple[Lenses, Trial]:
+        """Take back the lens of each camera whose own observations are predicted as well without it.
+
+        Cameras share points: one whose lens was right all along seems to gain when the others' become right.
+        """
+        for camera in sorted(chosen):
+            fewer = {other: name for other, name in chosen.items() if other != camera}
+            without = self.attempt(fewer)
+            share, low = self.gain(without, last, self.rows(camera))
+            if camera in last.refused or not (share > LEAST_GAIN and low > 0):
+                chosen, last = fewer, without
+        return chosen, last
+
+    def adopt(self, chosen: Lenses, before: Trial, last: Trial) -> tuple[pycolmap.Reconstruction, str]:
+        """Return the model adjusted with the lenses and all observations; itself, and why, where that is worse."""
+        model = self.model
+        _, low = self.gain(before, last)
+        if not low > 0 or last.refused:
+            return model, "the lenses chosen for each camera are not better together"
+        found = copy.deepcopy(model)
+        for camera in chosen:
+            _set_lens(found.camera(camera), last.cameras[camera])
+        _adjust(found, self.constant, self.threads, min_track_length=0)
+        found.update_point_3d_errors()
+        as_it_was = copy.deepcopy(model)
+        as_it_was.update_point_3d_errors()
+        for camera in chosen:
+            if reason := doubt(found.camera(camera), model.camera(camera)):
+                return model, f"adjusted with all observations, {reason}"
+        if not found.compute_mean_reprojection_error() < as_it_was.compute_mean_reprojection_error():
+            return model, "adjusted with all observations, the error is larger"
+        return found, ""
 
 
 def withheld_errors(
@@ -227,10 +245,8 @@ def withheld_errors(
 
     Cameras with too few of them are left out.
     """
-    images = {camera: used for camera, used in _images_of(model, constant).items() if camera in cameras}
-    withheld = _withhold(model, images, seed)
-    trial = _attempt(model, {}, withheld, constant, threads)
-    own = {camera: withheld.of(used) for camera, used in images.items()}
+    trials = _Trials(model, constant, seed, threads, cameras)
+    trial, own = trials.attempt({}), {camera: trials.rows(camera) for camera in trials.images}
     enough = {camera: rows for camera, rows in own.items() if np.count_nonzero(rows) >= _MIN_WITHHELD}
     return {camera: float(trial.errors[rows].mean()) for camera, rows in enough.items()}
 
@@ -250,20 +266,19 @@ def own_lenses(
     camera whose focal length EXIF tells is not tried: it has the images of one focal length.
     lenses, before: as choose_lenses() returned them for the model. constant: as there.
     """
-    images = _images_of(model, constant)
-    withheld = _withhold(model, images, seed)
     asked = [fact for fact in lenses if not model.camera(fact["camera"]).has_prior_focal_length]
     if not asked:
         return None
-    after = _attempt(_split(model, {fact["camera"] for fact in asked}), {}, withheld, constant, threads)
+    trials = _Trials(model, constant, seed, threads)
+    after = trials.attempt({}, _split(model, {fact["camera"] for fact in asked}))
     facts = []
     for fact in asked:
-        own = withheld.of(images[fact["camera"]])
-        share, low = gain(before.errors[own], after.errors[own], withheld.images[own], seed)
+        own = trials.rows(fact["camera"])
+        share, low = trials.gain(before, after, own)
         error = float(after.errors[own].mean())
         shared = min(fact["error_px"], *(trial["error_px"] for trial in fact["tried"]))
         if share > _OWN_GAIN and low > LEAST_GAIN and error < (1.0 - _OWN_GAIN) * shared:
-            about = {"images": len(images[fact["camera"]]), "error_px_shared": shared, "error_px": error}
+            about = {"images": len(trials.images[fact["camera"]]), "error_px_shared": shared, "error_px": error}
             facts.append({"camera": fact["camera"], **about})
     if not facts:
         return None
@@ -271,7 +286,7 @@ def own_lenses(
     _adjust(found, constant, threads, min_track_length=0)
     found.update_point_3d_errors()
     for fact in facts:
-        own_cameras = [found.camera(found.image(image).camera_id) for image in images[fact["camera"]]]
+        own_cameras = [found.camera(found.image(image).camera_id) for image in trials.images[fact["camera"]]]
         focal = [float(camera.mean_focal_length()) for camera in own_cameras]
         fact["focal_px"] = [min(focal), max(focal)]
         if any(doubt(camera, model.camera(fact["camera"])) for camera in own_cameras):
@@ -327,45 +342,19 @@ def _images_of(model: pycolmap.Reconstruction, constant: set[int]) -> dict[int, 
     return images
 
 
-def _withhold(model: pycolmap.Reconstruction, images: Mapping[int, set[int]], seed: int) -> Withheld:
-    """Return the observations that are withheld. images: those of each camera."""
-    generator, used = np.random.default_rng(seed), set().union(*images.values())
+def _withhold(model: pycolmap.Reconstruction, images: set[int], seed: int) -> Withheld:
+    generator = np.random.default_rng(seed)
     rows = []
     for number in sorted(model.point3D_ids()):
         elements = model.point3D(number).track.elements
         if len(elements) >= _TRACK and generator.random() < _SHARE:
             element = elements[int(generator.integers(len(elements)))]
-            if int(element.image_id) in used:
+            if int(element.image_id) in images:
                 rows.append((int(element.image_id), int(element.point2D_idx), int(number)))
     if len(rows) > _MOST:
         rows = [rows[i] for i in sorted(generator.choice(len(rows), _MOST, replace=False))]
     table = np.array(rows, dtype=np.int64).reshape(-1, 3)
     return Withheld(table[:, 0], table[:, 1], table[:, 2])
-
-
-def _attempt(
-    model: pycolmap.Reconstruction, lenses: Lenses, withheld: Withheld, constant: set[int], threads: int
-) -> Trial:
-    """Adjust a copy of the model with other lenses, without the withheld observations, and see where these fall."""
-    trial = copy.deepcopy(model)
-    for image, point in zip(withheld.images.tolist(), withheld.points2d.tolist(), strict=True):
-        trial.delete_observation(image, point)
-    for camera, name in lenses.items():
-        _set_lens(trial.camera(camera), converted(model.camera(camera), name))
-    _adjust(trial, constant, threads, min_track_length=3)
-    errors = np.full(len(withheld.images), _WORST)
-    for number in np.unique(withheld.images).tolist():
-        own = withheld.images == number
-        image, seen = trial.image(number), model.image(number)
-        points = np.stack([trial.point3D(point).xyz for point in withheld.points3d[own].tolist()])
-        there = np.stack([seen.point2D(point).xy for point in withheld.points2d[own].tolist()])
-        rays = np.asarray(image.cam_from_world() * points, dtype=np.float64)
-        found = np.asarray(trial.camera(image.camera_id).img_from_cam(rays), dtype=np.float64)
-        off = np.linalg.norm(found - there, axis=1)
-        errors[own] = np.where((rays[:, 2] > 0) & (off < _WORST), off, _WORST)
-    cameras = {camera: copy.deepcopy(trial.camera(camera)) for camera in lenses}
-    refused = {camera: reason for camera, lens in cameras.items() if (reason := doubt(lens, model.camera(camera)))}
-    return Trial(errors, cameras, refused)
 
 
 def _adjust(model: pycolmap.Reconstruction, constant: set[int], threads: int, *, min_track_length: int) -> None:
