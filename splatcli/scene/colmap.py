@@ -338,6 +338,8 @@ _FRAME = struct.Struct("<II7dI")
 _POINT = struct.Struct("<Q3d3BdQ")
 #: The beginning of a point, which is read.
 _POINT_HEAD = np.dtype([("id", "<u8"), ("xyz", "<f8", 3), ("rgb", "u1", 3), ("error", "<f8")])
+#: A line of points3D.txt without its track.
+_TEXT_POINT = np.dtype([("id", "<f8"), ("xyz", "<f8", 3), ("rgb", "<f8", 3), ("error", "<f8")])
 _OBSERVATION = np.dtype([("xy", "<f8", 2), ("point", "<u8")])
 _TRACK_SIZE, _OBSERVATION_SIZE, _SENSOR_SIZE, _POSE_SIZE, _DATA_SIZE = 8, 24, 8, 56, 16
 
@@ -495,8 +497,7 @@ def _points_binary(path: Path, limit: int, with_tracks: bool) -> RawPoints | Non
         starts, lengths = starts[::step], lengths[::step]
         heads = _gather(file.data, starts, _POINT_HEAD.itemsize)
         images = _tracks(file, starts, lengths)[:, 0] if with_tracks else np.zeros(0, np.int64)
-    table = heads.view(_POINT_HEAD)[:, 0]
-    return _in_order(table["id"], table["xyz"], table["rgb"], table["error"], path, total, images, lengths)
+    return _in_order(heads.view(_POINT_HEAD)[:, 0], path, total, images, lengths)
 
 
 def _tracks(file: _Records, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -657,9 +658,10 @@ def _points_text(path: Path, limit: int, with_tracks: bool) -> RawPoints | None:
             raise ValueError(f"{table.shape[1]} columns")
     except (ValueError, OverflowError) as error:
         raise _point_fault(path) or SceneError(f"cannot be read: {error}", where=path, remedy=_REMEDY) from None
-    rgb = np.clip(np.nan_to_num(table[:, 4:7]), 0, 255)
+    points = table.view(_TEXT_POINT)[:, 0]
+    points["rgb"] = np.clip(np.nan_to_num(points["rgb"]), 0, 255)
     numbers = np.concatenate(images) if images else np.zeros(0, np.int64)
-    return _in_order(table[:, 0], table[:, 1:4], rgb, table[:, 7], path, total, numbers, np.array(lengths, np.int64))
+    return _in_order(points, path, total, numbers, np.array(lengths, np.int64))
 
 
 def _point_fault(path: Path) -> SceneError | None:
@@ -695,29 +697,22 @@ def _fault(path: Path, line_number: int, why: str, remedy: str = _LINE_REMEDY) -
 
 
 def _in_order(
-    ids: NDArray[Any],
-    xyz: NDArray[np.float64],
-    rgb: NDArray[Any],
-    errors: NDArray[np.float64],
-    path: Path,
-    total: int,
-    images: NDArray[np.int64],
-    lengths: NDArray[np.int64],
+    points: NDArray[Any], path: Path, total: int, images: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> RawPoints | None:
     """Return the points in the order of their ids; None for none.
 
-    errors: [P] mean reprojection errors; not positive where they are not known. lengths: [P] of the tracks.
-    images: those of all tracks, one track after another; empty without tracks.
+    points: [P] of _POINT_HEAD or _TEXT_POINT; mean reprojection errors are not positive where they are not known.
+    images: those of all tracks, one track after another; empty without tracks. lengths: [P] of the tracks.
     """
     if not total:
         return None
-    order = np.argsort(ids, kind="stable")
+    order = np.argsort(points["id"], kind="stable")
     tracks = None
     if len(images):
         rows = np.repeat(np.arange(len(order)), lengths)
         tracks = Tracks(images, rows).moved(np.argsort(order, kind="stable"))
-    doubt = doubt_of(errors, lengths)
-    return RawPoints(xyz[order], rgb[order].astype(np.uint8), path, total, tracks, doubt[order])
+    doubt = doubt_of(points["error"], lengths)
+    return RawPoints(points["xyz"][order], points["rgb"][order].astype(np.uint8), path, total, tracks, doubt[order])
 
 
 # --- Observations ----------------------------------------------------------------------------------------------------
