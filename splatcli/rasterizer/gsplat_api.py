@@ -513,9 +513,16 @@ class _Projections:
 
     def meta(self, facts: dict[str, Any], means2d: Tensor) -> dict[str, Any]:
         """Return gsplat's dictionary."""
-        image_ids, gaussian_ids = self.rows or (None, None)
-        columns = (self.radii, means2d, self.depths, self.conics, self.opacities)
-        return _Meta(_fields(image_ids, gaussian_ids, *columns, facts), lambda: self._intersections(facts))
+        fields = _fields(
+            self.rows,
+            facts,
+            radii=self.radii,
+            means2d=means2d,
+            depths=self.depths,
+            conics=self.conics,
+            opacities=self.opacities,
+        )
+        return _Meta(fields, lambda: self._intersections(facts))
 
     def _intersections(self, facts: dict[str, Any]) -> dict[str, Tensor]:
         """Return the tiles of each Gaussian's box, sorted by image, tile and depth, as gsplat encodes it."""
@@ -523,27 +530,15 @@ class _Projections:
         return _tile_lists(self.means2d.detach(), self.radii, self.depths, rows, self.shape[:-1], facts)
 
 
-def _fields(
-    image_ids: Tensor | None,
-    gaussian_ids: Tensor | None,
-    radii: Tensor,
-    means2d: Tensor,
-    depths: Tensor,
-    conics: Tensor,
-    opacities: Tensor,
-    facts: dict[str, Any],
-) -> dict[str, Any]:
-    """Return the entries of meta but for the tile intersections. image_ids, gaussian_ids: of packed rows, else None."""
+def _fields(rows: tuple[Tensor, ...] | None, facts: dict[str, Any], **columns: Tensor) -> dict[str, Any]:
+    """Return the entries of meta but for the tile intersections. rows: image and Gaussian of each packed row."""
+    image_ids, gaussian_ids = rows or (None, None)
     cameras = max(1, facts["n_cameras"])
     return {
         "batch_ids": None if image_ids is None else image_ids // cameras,
         "camera_ids": None if image_ids is None else image_ids % cameras,
         "gaussian_ids": gaussian_ids,
-        "radii": radii,
-        "means2d": means2d,
-        "depths": depths,
-        "conics": conics,
-        "opacities": opacities,
+        **columns,
         **facts,
     }
 
@@ -705,21 +700,21 @@ class _Call:
             shown = torch.cat([shown, depths[..., None]], dim=-1)
             if backgrounds is not None:
                 backgrounds = torch.nn.functional.pad(backgrounds, (0, 1))
-        ids: tuple[Tensor | None, Tensor | None] = (None, None)
+        rows = None
         if self.packed:
             flat = len(images)
-            image_ids, gaussian_ids = visible.flatten(0, flat - 1).nonzero().unbind(dim=1)
+            rows = visible.flatten(0, flat - 1).nonzero().unbind(dim=1)
             radii, means2d, depths, conics, own, shown = (
-                t.flatten(0, flat - 1)[image_ids, gaussian_ids] for t in (radii, means2d, depths, conics, own, shown)
+                t.flatten(0, flat - 1)[rows] for t in (radii, means2d, depths, conics, own, shown)
             )
-            ids = (image_ids, gaussian_ids)
+        image_ids = None if rows is None else rows[0]
         if means2d.requires_grad:
             means2d.retain_grad()
         # Blending has tiles of its own, whichever meta lists.
         tiles = facts
         if facts["tile_size"] != TILE_SIZE:
             tiles = facts | _tiles(facts["width"], facts["height"], TILE_SIZE)
-        lists = _tile_lists(means2d.detach(), radii, depths.detach(), ids[0], images, tiles)
+        lists = _tile_lists(means2d.detach(), radii, depths.detach(), image_ids, images, tiles)
         image, alpha = rasterize_to_pixels(
             means2d,
             conics,
@@ -740,9 +735,10 @@ class _Call:
         def listed() -> dict[str, Tensor]:
             if tiles is facts:
                 return lists
-            return _tile_lists(means2d.detach(), radii, depths.detach(), ids[0], images, facts)
+            return _tile_lists(means2d.detach(), radii, depths.detach(), image_ids, images, facts)
 
-        return image, alpha, _Meta(_fields(*ids, radii, means2d, depths, conics, own, facts), listed)
+        fields = _fields(rows, facts, radii=radii, means2d=means2d, depths=depths, conics=conics, opacities=own)
+        return image, alpha, _Meta(fields, listed)
 
 
 def _tiles(width: int, height: int, size: int) -> dict[str, int]:
