@@ -42,7 +42,6 @@ NAMES = (
     "a check on all ranks",
     "a maximum",
     "sizes of the Gaussians",
-    "a barrier",
     "an exchange",
     "a view",
     "a score",
@@ -181,10 +180,6 @@ class ProcessGroup:
         self.all_gather_scalars("a broadcast", [])
         words: str = self._store.get(key).decode()
         return words
-
-    def barrier(self) -> None:
-        """Wait until all ranks are here."""
-        self.all_gather_scalars("a barrier", [])
 
     def check_heartbeats(self) -> None:
         """Raise DistributedError when another rank is known to have failed."""

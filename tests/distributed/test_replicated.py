@@ -137,7 +137,7 @@ def troubled(group: ProcessGroup, folder: str, trouble: str) -> tuple[list[str],
     if group.rank == 0:
         path.mkdir()
         run_dir: RunDir = RunDir.create(path / "run")
-    group.barrier()
+    group.all_reduce_max(0.0)  # all ranks wait for the folder
     if group.rank:
         run_dir = ReadOnlyRunDir(path / "run")
     config = batch_config(4, guard={"finite_every": 1}, save={"steps": (4,)})
