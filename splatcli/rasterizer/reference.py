@@ -318,6 +318,9 @@ def blend_reference(
     magnitudes = torch.zeros_like(splats.means2d) if magnitudes is None else magnitudes
     table = _pack(splats, magnitudes).index_select(0, splats.depths.detach().argsort(stable=True))
     boxes = _support_boxes(table.detach())
+    # Recomputing a block in the backward pass keeps one block's intermediates alive, not the image's. checkpoint()
+    # imports the compiler of torch, which takes seconds, so that an image without gradients does without.
+    blend = _recomputed_blend if torch.is_grad_enabled() else _blend
     strips = []
     for top in range(0, height, BLOCK):
         bottom = min(top + BLOCK, height)
@@ -326,15 +329,17 @@ def blend_reference(
             right = min(left + BLOCK, width)
             touching = torch.nonzero(_touches(boxes, left, top, right, bottom)).squeeze(1)
             pixels = _pixel_centers(left, top, right, bottom, table)
-            # Recomputing a block in the backward pass keeps one block's intermediates alive, not the image's.
-            packed = checkpoint(
-                _blend, table, touching, pixels, background, use_reentrant=False, preserve_rng_state=False
-            )
-            assert isinstance(packed, Tensor)
+            packed = blend(table, touching, pixels, background)
             blocks.append(packed.reshape(bottom - top, right - left, channels + 2))
         strips.append(torch.cat(blocks, 1))
     color, alpha, depth = torch.split(torch.cat(strips, 0), [channels, 1, 1], 2)
     return color, alpha.squeeze(2), depth.squeeze(2)
+
+
+def _recomputed_blend(*args: Tensor) -> Tensor:
+    packed = checkpoint(_blend, *args, use_reentrant=False, preserve_rng_state=False)
+    assert isinstance(packed, Tensor)
+    return packed
 
 
 def _pack(splats: Splats, magnitudes: Tensor) -> Tensor:

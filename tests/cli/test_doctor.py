@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -37,6 +39,20 @@ def test_the_facts_of_this_machine(splat: Splat) -> None:
     assert cpu["works"]
     assert 0 <= cpu["largest_difference"] < 1e-4
     assert cpu["library"].endswith(".so")
+
+
+@NEEDS_COMPILER
+def test_the_test_image_needs_no_compiler_of_torch() -> None:
+    # It takes seconds to import, and with CUDA builds its libraries end each process with a report of leaks.
+    code = (
+        "import sys; from splatcli.cli import main\n"
+        "sys.argv = ['splat', 'doctor', '--json']\n"
+        "try: main()\n"
+        "finally: assert not {'torch._dynamo', 'triton'} & sys.modules.keys()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert json.loads(done.stdout)["backends"]["cpu"]["works"]
+    assert "Error" not in done.stderr
 
 
 @NEEDS_COMPILER
