@@ -38,7 +38,7 @@ class MetricsLogger:
         self._scene = scene
         self._clock = clock
         self._started_at = clock()
-        self._first_step = 0
+        self._first_step = self._scored_step = 0
         self._lines_lost = False
         self._wants_curves = curves
         self._curves: TensorBoardWriter | None = None
@@ -47,6 +47,7 @@ class MetricsLogger:
         """Start the clock anew. step: steps are logged from the one after it."""
         self._started_at = self._clock()
         self._first_step, self._curves = step, None
+        self._scored_step = step  # a finished run that is resumed does no step, and is scored anew
 
     def log(self, events: Iterable[Event], state: Callable[[], TrainState]) -> Iterator[Event]:
         """Yield ``events`` one by one; with the first line that is lost comes an alarm."""
@@ -54,9 +55,11 @@ class MetricsLogger:
             record = self._record(event, state)
             if record is not None:
                 try:
-                    # A finished run that is resumed does no step, and is scored anew.
-                    again = isinstance(event, Evaluated) and event.step == self._first_step
+                    # A run whose time ends with a step that was scored is scored anew, as it is saved.
+                    again = isinstance(event, Evaluated) and event.step == self._scored_step
                     self._run_dir.append_metrics(record, again=again)
+                    if isinstance(event, Evaluated):
+                        self._scored_step = event.step
                     if self._wants_curves:
                         self._curves = self._curves or TensorBoardWriter(self._run_dir.path, self._first_step)
                         self._curves.add(record)

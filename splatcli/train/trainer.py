@@ -220,7 +220,8 @@ class Trainer:
     ) -> Iterator[Event]:
         """Train to the end, to step ``stop_at``, or until ``should_stop`` gives a reason; Stopped comes last.
 
-        should_stop: asked between steps and between evaluated views. The state is saved before Stopped.
+        should_stop: asked between steps, and between the views of the last evaluation; one before lets it finish. The
+            state is saved before Stopped.
         should_save: asked between steps; True saves, and training goes on.
         deadline: by the trainer's clock; the first step that ends after it is the last, reason "max-time".
         A state that diverged or did not fit the memory is replaced by the last checkpoint's, a few times. Raises
@@ -363,7 +364,9 @@ class Trainer:
         """Score the views that are due after the step that _submit() submitted, and return the events.
 
         A refinement of the same step comes later: it may lower all opacities, and no figure would tell of the model.
-        reported: of _submit(); gets the steps that were pending. should_stop: asked between the held-out views.
+        reported: of _submit(); gets the steps that were pending.
+        should_stop: asked between the held-out views. Only the end of the time cuts an evaluation short, since the last
+            one follows: after any other stop the run continues with the next step, and no line would tell of this one.
         """
         step, train, guard = self.state.step + 1, self.state.config.train, self.state.config.guard
         if not self._scores_views or step >= train.iterations:
@@ -376,7 +379,7 @@ class Trainer:
         if train.eval_every and step % train.eval_every == 0:
             reported += self.drain()
             with self._evaluation_section("an evaluation"):
-                events += self._evaluate(step, should_stop)[0]
+                events += self._evaluate(step, lambda: "max-time" if should_stop() == "max-time" else None)[0]
         return events
 
     def _complete(self, refines: bool, reported: list[Stepped]) -> list[Event]:

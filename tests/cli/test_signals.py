@@ -391,6 +391,29 @@ def test_a_finished_run_that_is_scored_again_replaces_its_line(
     assert [event["step"] for event in events if event["event"] == "eval"] == [40, 50]
 
 
+def test_stops_during_evaluations_lose_no_scores(tiny_scene: Path, splat: Splat, tmp_path: Path) -> None:
+    words = ("train", tiny_scene, "-n", 60, *QUICK, "--test-every", 2, "--set", "train.eval_every=1")
+    assert splat(*words, "-o", tmp_path / "whole", "-q").code == 0
+    run = tmp_path / "run"
+    command = [str(word) for word in (*words, "-o", run, "--json", "-q")]
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        process = subprocess.Popen(
+            [*splat_command(), *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(5):
+            next_event(process, "evaluated")
+        process.send_signal(number)  # the next step takes less time than its evaluation
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 128 + number, err
+    assert splat(*words, "-o", run, "-q").code == 0
+    whole, stopped = (
+        [line for line in (folder / "metrics.jsonl").read_text().splitlines() if json.loads(line)["event"] == "eval"]
+        for folder in (tmp_path / "whole", run)
+    )
+    assert [json.loads(line)["step"] for line in whole] == list(range(1, 61))
+    assert stopped == whole
+
+
 def test_a_stopped_run_names_the_command_for_a_scene_that_has_moved(
     tiny_scene: Path, splat: Splat, tmp_path: Path
 ) -> None:

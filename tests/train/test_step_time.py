@@ -221,6 +221,17 @@ def test_a_run_ends_at_its_deadline_saved_and_scored() -> None:
     assert max(run.saved) == last.step
 
 
+def test_the_last_scores_replace_those_of_the_same_step_before_it_was_refined() -> None:
+    now, run = 0.0, MemoryRun()
+    config = short_config(40, train={"eval_every": 5})
+    trainer = start_plain(config, run, clock=lambda: now)
+    for event in trainer.run(deadline=60.0):
+        if isinstance(event, Evaluated) and event.step == 10:
+            now = 99.0
+    assert event == Stopped(10, "max-time", event.path)  # type: ignore[union-attr]
+    assert [line["step"] for line in run.metrics if line["event"] == "eval"] == [5, 10]
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("60s", 60), ("5m", 300), ("1.5h", 5400), ("2D", 172800)])
 def test_lengths_of_time(text: str, seconds: float) -> None:
     assert seconds_of(text) == seconds
