@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +47,10 @@ if TYPE_CHECKING:
 
 #: The file that records the blocks of a folder; written before training starts.
 RECORD = "blocks.json"
+
+#: Its content: --blocks, the cut (Grid.as_dict()), the extent and the fingerprint of the scene, and where the scene and
+#: the points of --points were last.
+_KINDS = {"blocks": str, "cut": dict, "extent": float, "photos": dict, "scene": str, "points": str | None}
 
 
 #: Number of blocks whose contents are listed.
@@ -116,11 +121,13 @@ def train_blocks(run: NewRun, block: int | None, context: RunContext) -> int:
     place = run.output or default_folder(scene)
     check_name(place)
     note_unused(config, run.given, out)
-    _survey(config, (strips, columns), out)
+    record = _survey(config, (strips, columns), out)
     if run.dry:
+        if (place / RECORD).exists():
+            _check_claim(place, _record(place, damaged=record), record)
         _show_blocks(place, run, [*range(strips * columns)] if block is None else [block], context)
         return 0
-    _claim(place, config.data.blocks, scene)
+    _claim(place, record)
     if block is not None:
         return _train_block(block, run, folder_of(place, block), context)
     outputs: list[_BlockOutput] = []
@@ -157,9 +164,12 @@ def _show_blocks(place: Path, run: NewRun, blocks: list[int], context: RunContex
 _LITTLE_SAVED = 0.9
 
 
-def _survey(config: Config, shape: tuple[int, int], out: Output) -> None:
-    """Report the contents of each block. Raise UsageError if blocks hold almost all, SceneError if almost nothing."""
-    from splatcli.scene.partition import block_contents, check_blocks
+def _survey(config: Config, shape: tuple[int, int], out: Output) -> dict[str, Any]:
+    """Report the contents of each block, and return the record of the blocks.
+
+    Raise UsageError if blocks hold almost all, SceneError if almost nothing.
+    """
+    from splatcli.scene.partition import block_contents, check_blocks, make_grid
     from splatcli.scene.read import read_scene
     from splatcli.train.backgrounds import training_image_background
 
@@ -184,6 +194,14 @@ def _survey(config: Config, shape: tuple[int, int], out: Output) -> None:
             f"note: nearly all views show each block, as around an object: blocks bound memory, and take the time of "
             f"{runs:.1f} runs over the whole"
         )
+    return {
+        "blocks": config.data.blocks,
+        "cut": make_grid(scene, shape).as_dict(),
+        "extent": float(scene.extent),
+        "photos": scene.fingerprint(),
+        "scene": str(scene.root),
+        "points": config.data.points,
+    }
 
 
 def merge_run(
@@ -192,24 +210,30 @@ def merge_run(
     """Merge the blocks of ``place`` into a checkpoint there, or into the PLY ``target``.
 
     exports: files for the merged model. data: the scene, where it has moved.
-    Raises ModelFileError when blocks are missing or unfinished, SceneError where the scene is gone.
+    Raises ModelFileError when blocks are missing or unfinished, SceneError where the scene is gone or has changed.
     """
     from splatcli.checkpoint.atomic import check_name
-    from splatcli.config import parse_blocks
-    from splatcli.scene.partition import make_grid
+    from splatcli.scene.partition import make_grid, restrict_to_block, same_cut
     from splatcli.scene.read import read_scene
     from splatcli.train.backgrounds import training_image_background
-    from splatcli.train.run_scene import scene_folder
+    from splatcli.train.run_scene import CONSENT, check_same_scene, scene_folder
 
     if target is not None:
         check_name(target)
-    last = [_last(place, block) for block in range(_count(place))]
+    record = _record(place)
+    shape = _shape(place, record)
+    last = [_last(place, block) for block in range(shape[0] * shape[1])]
     first = _loaded(last[0])
     config = first.config
-    whole = config.data.model_copy(update={"blocks": None, "block": None})
+    whole = config.data.model_copy(update={"blocks": None, "block": None, "points": record["points"]})
+    if data is None and Path(record["scene"]).exists():
+        data = Path(record["scene"])
     scene = read_scene(scene_folder(first, data), whole, background=training_image_background(config))
-    assert config.data.blocks is not None
-    grid = make_grid(scene, parse_blocks(config.data.blocks))
+    grid = make_grid(scene, shape)
+    if not same_cut(record["cut"], grid.as_dict(), record["extent"]):
+        raise _changed_scene(scene.root, _POINTS_CHANGED)
+    # A merge uses no photo, and has the cameras of the blocks.
+    check_same_scene(first, restrict_to_block(scene, shape, 0), CONSENT)
     del first
     if target is None:
         _merge_state(place, last, grid, scene, exports or ExportAtEnd(), out)
@@ -305,7 +329,9 @@ def _train_block(number: int, run: NewRun, folder: Path, context: RunContext) ->
             given=(),  # reported for all blocks together
         )
         return start_training(block, context)
-    check_request(folder, run.request.with_values(its), otherwise="or choose another -o")
+    # _check_claim() has compared the scene and its points.
+    places = ("data.scene", "data.points")
+    check_request(folder, run.request.with_values(its), otherwise="or choose another -o", alike=places)
     if step_of(found) >= run.config.train.iterations:
         out.note(f"block {number} is finished: {found}")
         out.result({"path": found, "step": step_of(found), "reason": "finished"}, [found])
@@ -313,14 +339,50 @@ def _train_block(number: int, run: NewRun, folder: Path, context: RunContext) ->
     if run.dry:
         show_earlier(found, out)
         return 0
-    return resume_training(found, ResumeOverrides(), context)
+    data = run.config.data
+    points = [] if data.points is None else [f"data.points={data.points}"]
+    return resume_training(found, ResumeOverrides(Path(data.scene), settings=points), context)
 
 
-def _claim(place: Path, blocks: str, scene: Path) -> None:
+#: What makes another cut of the same scene.
+_POINTS_CHANGED = "its points cut it in other places"
+
+
+def _changed_scene(scene: Path, what: str) -> SceneError:
+    return SceneError(
+        f"the scene has changed since its blocks began: {what}",
+        where=scene,
+        remedy="put back what it was, or train all blocks anew: choose another -o",
+    )
+
+
+def _check_claim(place: Path, there: dict[str, Any], record: dict[str, Any]) -> None:
+    """Raise an error unless the record that is in ``place`` is of the same blocks of the same scene, wherever it lies.
+
+    There are OutputError for another cut or scene, SceneError for the same scene that has changed.
+    """
+    from splatcli.scene.partition import same_cut
+    from splatcli.train.run_scene import fingerprint_differences
+
+    if there["blocks"] == record["blocks"]:
+        changes = [text for _, text in fingerprint_differences(there["photos"], record["photos"])]
+        if not math.isclose(there["extent"], record["extent"], rel_tol=1e-6):
+            changes.append(f"its extent was {there['extent']:g}, is {record['extent']:g}")
+        if not same_cut(there["cut"], record["cut"], record["extent"]):
+            changes.append(_POINTS_CHANGED)
+        if not changes:
+            return
+        if os.path.realpath(there["scene"]) == os.path.realpath(record["scene"]):
+            raise _changed_scene(Path(record["scene"]), "; ".join(changes))
+    raise OutputError(
+        f"the folder belongs to blocks {there['blocks']} of {there['scene']}", where=place, remedy="choose another -o"
+    )
+
+
+def _claim(place: Path, record: dict[str, Any]) -> None:
     """Record that ``place`` belongs to these blocks of this scene. Several jobs may write the record at once."""
     from splatcli.checkpoint.atomic import write_atomically
 
-    record = {"blocks": blocks, "scene": str(scene.absolute())}
     path = place / RECORD
     with os_errors(OutputError, place):
         if place.exists() and not place.is_dir():
@@ -329,21 +391,18 @@ def _claim(place: Path, blocks: str, scene: Path) -> None:
         others = [one.name for one in place.iterdir() if not one.name.startswith(f"{RECORD}.")]  # a job writes it now
         if path.exists():
             there = _record(place, damaged=record)
-            if there["blocks"] != blocks or os.path.realpath(there["scene"]) != os.path.realpath(scene):
-                raise OutputError(
-                    f"the folder belongs to blocks {there['blocks']} of {there['scene']}",
-                    where=place,
-                    remedy="choose another -o",
-                )
-            if there is not record:
+            _check_claim(place, there, record)
+            moved = there | {key: record[key] for key in ("scene", "points")}
+            if there is not record and moved == there:
                 return
+            record = moved
         elif others:
             raise OutputError("the output folder exists and is not empty", where=place, remedy="choose another -o")
     text = json.dumps(record, indent=2) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()), what="record of blocks")
 
 
-def _record(place: Path, *, damaged: dict[str, str] | None = None) -> dict[str, str]:
+def _record(place: Path, *, damaged: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the record of a folder of blocks. damaged: returned in place of a damaged one, which else is an error."""
     try:
         record = json.loads((place / RECORD).read_text())
@@ -355,7 +414,9 @@ def _record(place: Path, *, damaged: dict[str, str] | None = None) -> dict[str, 
         ) from None
     except ValueError:
         record = None
-    if not isinstance(record, dict) or not all(isinstance(record.get(key), str) for key in ("blocks", "scene")):
+    if not isinstance(record, dict) or not all(
+        key in record and isinstance(record[key], kind) for key, kind in _KINDS.items()
+    ):
         if damaged is not None:
             return damaged
         raise ModelFileError(
@@ -364,17 +425,17 @@ def _record(place: Path, *, damaged: dict[str, str] | None = None) -> dict[str, 
     return record
 
 
-def _count(place: Path) -> int:
+def _shape(place: Path, record: dict[str, Any]) -> tuple[int, int]:
+    """Return the numbers of strips and of columns in each."""
     from splatcli.config import parse_blocks
 
-    text = _record(place)["blocks"]
+    text = record["blocks"]
     try:
-        strips, columns = parse_blocks(text)
+        return parse_blocks(text)
     except ValueError as error:
         raise ModelFileError(
             f"{RECORD}: blocks {text!r}: {error}", where=place, remedy="run splat train --blocks again"
         ) from None
-    return strips * columns
 
 
 def _last(place: Path, block: int) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,11 +65,15 @@ def earlier_run(place: Path, request: RunRequest, out: Output) -> Path | None:
 
 
 def check_request(
-    place: Path, request: RunRequest, *, otherwise: str = "move it aside with --overwrite, or choose another -o"
+    place: Path,
+    request: RunRequest,
+    *,
+    otherwise: str = "move it aside with --overwrite, or choose another -o",
+    alike: Collection[str] = (),
 ) -> bool:
     """Return whether the run in ``place`` has a request. Raise OutputError if it differs; it lists the differences.
 
-    otherwise: what can be done beside continuing that run.
+    otherwise: what can be done beside continuing that run. alike: keys whose values are known to mean the same.
     """
     from splatcli.checkpoint.run_dir import REQUEST
     from splatcli.train.changed_settings import shown
@@ -81,7 +85,7 @@ def check_request(
     if not isinstance(before, dict):
         return False
     now = request.as_json()
-    keys = _changed(before, request)
+    keys = [key for key in _changed(before, request) if key not in alike]
     scene = _present_scene(place) if "data.scene" in keys else None
     if _equal("data.scene", scene, now["data.scene"]):
         keys.remove("data.scene")

@@ -12,7 +12,9 @@ column is left out when blocks are merged.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +41,10 @@ LEAST_VIEWS = 3
 
 #: Points around a block that it is trained on, for each one inside; and that are tried.
 AROUND, _CANDIDATES = 1.0, 4
+
+
+#: The arrays of a Grid, and by how much those of two machines may differ, relative to the scene's size.
+_ARRAYS, _ROUNDING = ("axes", "strips", "columns"), 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,15 +80,27 @@ class Grid:
 
     def as_dict(self) -> dict[str, object]:
         """Return plain values, for JSON."""
-        return {
-            "axes": self.axes.tolist(),
-            "strips": self.strips.tolist(),
-            "columns": self.columns.tolist(),
-        }
+        return {name: getattr(self, name).tolist() for name in _ARRAYS}
 
     def _across(self, points: NDArray[np.floating]) -> tuple[Doubles, Doubles]:
         ground = points.astype(np.float64) @ self.axes.T
         return ground[:, 0], ground[:, 1]
+
+
+def same_cut(one: Mapping[str, Any], other: Mapping[str, Any], extent: float) -> bool:
+    """Return whether two records of Grid.as_dict(), perhaps of two machines, have the same cuts.
+
+    extent: of the scene, world units.
+    """
+    for name in _ARRAYS:
+        try:
+            first, second = (np.asarray(record.get(name), np.float64) for record in (one, other))
+        except (TypeError, ValueError):  # not of as_dict()
+            return False
+        unit = 1.0 if name == "axes" else extent
+        if first.shape != second.shape or not np.allclose(first, second, rtol=0.0, atol=_ROUNDING * unit):
+            return False
+    return True
 
 
 def make_grid(scene: Scene, shape: tuple[int, int]) -> Grid:

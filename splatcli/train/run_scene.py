@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -108,13 +108,17 @@ def check_same_scene(checkpoint: Checkpoint, scene: Scene, allowed: Collection[s
     )
 
 
-def _differences(checkpoint: Checkpoint, scene: Scene) -> Iterator[tuple[str, str]]:
-    """Yield (kind, sentence) of each difference; kinds beside those of CONSENT are "views" and "sizes"."""
-    before, now = checkpoint.dataset.fingerprint, scene.fingerprint()
+def fingerprint_differences(before: Mapping[str, str | int], now: Mapping[str, str | int]) -> Iterator[tuple[str, str]]:
+    """Yield (kind, sentence) of each difference of two fingerprints, as check_same_scene() lists them."""
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):
             kind = "views" if key == "count" else "photos"
             yield kind, f"{_FINGERPRINT.get(key, key)} was {_short(before.get(key))}, is {_short(now.get(key))}"
+
+
+def _differences(checkpoint: Checkpoint, scene: Scene) -> Iterator[tuple[str, str]]:
+    """Yield (kind, sentence) of each difference; kinds beside those of CONSENT are "views" and "sizes"."""
+    yield from fingerprint_differences(checkpoint.dataset.fingerprint, scene.fingerprint())
     if len(checkpoint.cameras) != len(scene.cameras):
         yield "views", f"there were {len(checkpoint.cameras)} views, there are {len(scene.cameras)}"
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -208,6 +209,70 @@ def test_a_folder_is_for_one_cut_of_one_scene(merged_run: Path, ball: Path, spla
     link.symlink_to(ball)
     done = splat("train", link, "--blocks", "2x1", "-n", STEPS, "-o", merged_run, *QUICK, *ANYWAY)
     assert done.code == 0, f"the same scene by another path: {done.err}"
+
+
+def test_blocks_go_on_where_their_scene_has_moved(merged_run: Path, ball: Path, splat: Splat, tmp_path: Path) -> None:
+    before, after, place = tmp_path / "before", tmp_path / "after", tmp_path / "run"
+    shutil.copytree(ball, before)
+    words = ("--blocks", "2x1", "-n", STEPS, "-o", place, *QUICK, *ANYWAY)
+    assert splat("train", before, *words, "--block", 1).code == 0
+    assert splat("train", before, *words, "--block", 0, "--stop-at", 7).code == 0
+    before.rename(after)
+    assert splat("train", after, *words, "--block", 0, "--dry-run").lines[-1].endswith("ckpt_000007.pt")
+    done = splat("train", after, *words, "--block", 0, "--stop-at", 9)
+    assert (done.code, done.lines) == (0, [str(place / "blocks/000/ckpts/ckpt_000009.pt")]), done.err
+    done = splat("train", after, *words)
+    assert (done.code, done.lines) == (0, [str(place / f"ckpts/ckpt_{STEPS:06d}.pt")]), done.err
+    merged, expected = (load_checkpoint(run / f"ckpts/ckpt_{STEPS:06d}.pt") for run in (place, merged_run))
+    assert merged.dataset.root == str(after)
+    for name in GROUPS:
+        assert getattr(merged.gaussians, name).equal(getattr(expected.gaussians, name))
+    streamed = splat("merge", place, "-o", tmp_path / "streamed.ply")
+    assert streamed.code == 0, f"the record names the scene's new place: {streamed.err}"
+
+
+def test_blocks_whose_points_have_moved_are_merged(ball: Path, splat: Splat, tmp_path: Path) -> None:
+    points, place = tmp_path / "points.ply", tmp_path / "run"
+    shutil.copy(ball / "points.ply", points)
+    words = ("--blocks", "2x1", "-n", 4, "-o", place, *QUICK, *ANYWAY, "--points")
+    assert splat("train", ball, *words, points, "--block", 0).code == 0
+    assert splat("train", ball, *words, points, "--block", 1, "--stop-at", 2).code == 0
+    elsewhere = points.rename(tmp_path / "elsewhere.ply")
+    done = splat("train", ball, *words, elsewhere)
+    assert (done.code, done.lines) == (0, [str(place / "ckpts/ckpt_000004.pt")]), done.err
+
+
+def test_a_scene_that_has_changed_since_its_blocks_began_is_refused(ball: Path, splat: Splat, tmp_path: Path) -> None:
+    scene, place = tmp_path / "scene", tmp_path / "run"
+    shutil.copytree(ball, scene)
+    words = ("--blocks", "2x1", "-n", 4, "-o", place, *QUICK, *ANYWAY)
+    assert splat("train", scene, *words, "--block", 0).code == 0
+    photo, points = (scene / "images/view_03.png").read_bytes(), (scene / "points.ply").read_text()
+    (scene / "images/view_03.png").write_bytes((scene / "images/view_04.png").read_bytes())
+    done = splat("train", scene, *words, "--block", 1)
+    assert (done.code, "the digest of the photos was" in done.err) == (3, True), done.err
+    (scene / "images/view_03.png").write_bytes(photo)
+    head, rows = points.split("end_header\n")
+    shifted = "".join(f"{float(x) + 0.2} {rest}\n" for x, rest in (row.split(" ", 1) for row in rows.splitlines()))
+    (scene / "points.ply").write_text(f"{head}end_header\n{shifted}")
+    for flags in (("--block", 1), ("--block", 1, "--dry-run")):
+        done = splat("train", scene, *words, *flags)
+        assert (done.code, "its points cut it in other places" in done.err) == (3, True), done.err
+    other = splat("train", scene.rename(tmp_path / "other"), *words, "--block", 1)
+    assert (other.code, "belongs to blocks 2x1 of" in other.err) == (8, True), "a folder that is none of its own"
+    (tmp_path / "other").rename(scene)
+    (scene / "points.ply").write_text(points)
+    assert splat("train", scene, *words, "--block", 1).code == 0
+    (scene / "points.ply").write_text(f"{head}end_header\n{shifted}")
+    assert splat("merge", place).code == 3
+    (scene / "points.ply").write_text(points)
+    (scene / "images/extra.png").write_bytes(photo)
+    transforms = json.loads((scene / "transforms.json").read_text())
+    frame = {**transforms["frames"][0], "file_path": "images/extra.png"}
+    (scene / "transforms.json").write_text(json.dumps({**transforms, "frames": [frame, *transforms["frames"]]}))
+    done = splat("merge", place)
+    assert (done.code, "the number of photos was 10, is 11" in done.err) == (3, True), done.err
+    assert not (place / "ckpts").exists()
 
 
 def test_jobs_that_begin_at_once_share_their_folder(ball: Path, splat: Splat, tmp_path: Path) -> None:
