@@ -281,7 +281,9 @@ def _comparer(
 
     photos = None
     if chosen.from_run and (scene is not None or owner.checkpoint is not None):
-        photos = ground_truth_of(owner.checkpoint, scene, data, background, needed=len(models) == 1, out=out)
+        other = next((model for model in models if model is not owner), None)
+        needed = other is None
+        photos = ground_truth_of(owner.checkpoint, scene, data, background, needed=needed, out=out, other=other)
     elif len(models) == 1:
         raise UsageError(
             f"the views of {chosen.label} have no photos to compare one model with",

@@ -128,7 +128,7 @@ def evaluate(args: EvalArguments) -> int:
     from splatcli.render.sheet import MOST_VIEWS, Extremes
     from splatcli.scene.read import read_scene
     from splatcli.train.backgrounds import image_background
-    from splatcli.train.run_scene import scene_folder
+    from splatcli.train.run_scene import run_scene
 
     data = args.data
     if args.views in PATHS or args.views.lower().endswith(".json"):
@@ -159,9 +159,11 @@ def evaluate(args: EvalArguments) -> int:
                 remedy="name its scene: --data DIR",
             )
         config = _protocol_of(args, checkpoint)
-        root = data if checkpoint is None else scene_folder(checkpoint, data)
-        assert root is not None
-        scene = read_scene(root, config.data.images_only(), background=image_background(config))
+        if checkpoint is not None:
+            scene = run_scene(checkpoint, data, image_background(config), alike=False)
+        else:
+            assert data is not None
+            scene = read_scene(data, config.data.images_only(), background=image_background(config))
         ground_truth = GroundTruth(scene, color_corrected=args.color_corrected, lpips=network)
         extremes = (
             None if args.sheet is None else Extremes(MOST_VIEWS if args.sheet_views is None else args.sheet_views)

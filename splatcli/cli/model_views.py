@@ -99,6 +99,12 @@ def camera_file_beside(model: Path) -> Path | None:
     return next((folder / "cameras.json" for folder in folders if (folder / "cameras.json").is_file()), None)
 
 
+def _reads_alike(one: Checkpoint, other: Checkpoint) -> bool:
+    """Return whether two runs read the images of one scene in the same way."""
+    settings = [run.config.data.images_only().model_copy(update={"scene": run.dataset.root}) for run in (one, other)]
+    return settings[0] == settings[1]
+
+
 def ground_truth_of(
     checkpoint: Checkpoint | None,
     scene: Scene | None,
@@ -107,28 +113,30 @@ def ground_truth_of(
     *,
     needed: bool,
     out: Output,
+    other: Model | None = None,
 ) -> GroundTruth | None:
     """Return the images of a scene that was read, else of the scene of a run; None, with a note, when it is missing.
 
+    A logged error says what has changed in the scene of the run since.
     data: where the scene of the run is now. background: under what is transparent; None: that of the run, else black.
-    needed: raise SceneError instead.
+    needed: raise SceneError instead. other: a second model, whose run may have had other images of the same scene.
     """
     from splatcli.render.scoring import GroundTruth
-    from splatcli.scene.read import read_scene
     from splatcli.train.backgrounds import image_background
-    from splatcli.train.run_scene import scene_folder
+    from splatcli.train.run_scene import log_changes, run_scene
 
     if scene is None:
         assert checkpoint is not None, "views with images belong to a run or a scene"
         try:
-            root = scene_folder(checkpoint, data)
-            settings = checkpoint.config.data.images_only()
-            scene = read_scene(root, settings, background=image_background(checkpoint.config))
+            scene = run_scene(checkpoint, data, image_background(checkpoint.config), alike=False)
         except SceneError as error:
             if data is not None or needed:
                 raise
             out.note(f"note: renders are not compared with images: {error.what} ({error.where})")
             return None
+        theirs = None if other is None else other.checkpoint
+        if other is not None and theirs is not None and _reads_alike(checkpoint, theirs):
+            log_changes(theirs, scene, of=other.path)
     if background is not None:
         r, g, b = (round(255 * value) for value in background)
         scene = replace(scene, images=scene.images.over((r, g, b)))

@@ -21,7 +21,8 @@ from splatcli.sizes import counted
 #: Bytes at each end of an image that go into the fingerprint.
 _SAMPLE = 64 << 10
 #: What a fingerprint calls the digest of each kind of file.
-_KEYS = {"image": "sha256", "mask": "masks", "depth map": "depths"}
+DEPTHS = "depths"
+_KEYS = {"image": "sha256", "mask": "masks", "depth map": DEPTHS}
 
 
 @dataclass(slots=True, eq=False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Rgb
 from splatcli.scene.depth_maps import AUTO
 from splatcli.scene.read import read_scene
-from splatcli.scene.scene import Scene
+from splatcli.scene.scene import DEPTHS, Scene
 from splatcli.sizes import listed
+
+_log = logging.getLogger(__name__)
 
 #: Differences that a message lists.
 _LISTED = 8
@@ -28,7 +31,7 @@ _FINGERPRINT = {
     "count": "the number of photos",
     "sha256": "the digest of the photos",
     "masks": "the digest of the masks",
-    "depths": "the digest of the depth maps",
+    DEPTHS: "the digest of the depth maps",
 }
 
 #: Differences of the scene that --allow-config-change accepts.
@@ -73,16 +76,40 @@ def data_to_resume(data: DataConfig) -> tuple[DataConfig, list[str]]:
     return data.model_copy(update={"points": None}), [note]
 
 
-def run_scene(checkpoint: Checkpoint, data: Path | None, background: Rgb | None) -> Scene:
-    """Return the scene of a run with the images of its training views: the same views, of the same sizes.
+def run_scene(checkpoint: Checkpoint, data: Path | None, background: Rgb | None, *, alike: bool = True) -> Scene:
+    """Return the scene of a run with its images as they are now; a logged error says what has changed since.
 
-    data: where it is now, if it has moved. background: as of read_scene(). The content of images, lenses and poses may
-    have changed. Raises SceneError where the scene is gone or has other views.
+    data: where it is now, if it has moved. background: as of read_scene(). alike: views that are not those of the run,
+    or not of their sizes, raise SceneError; else a caller looks for each by its name.
+    Raises SceneError where the scene is gone.
     """
     settings = checkpoint.config.data.images_only()
     scene = read_scene(scene_folder(checkpoint, data), settings, background=background)
-    check_same_scene(checkpoint, scene, allowed=CONSENT)
+    differences = list(_differences(checkpoint, scene, images_only=True))
+    if alike:
+        _check(checkpoint, scene, differences, allowed=CONSENT)
+    log_changes(checkpoint, scene, differences=differences)
     return scene
+
+
+def log_changes(
+    checkpoint: Checkpoint, scene: Scene, *, of: Path | None = None, differences: list[tuple[str, str]] | None = None
+) -> None:
+    """Log an error where the images or cameras of ``scene``, read for its images, are not those of a run.
+
+    of: the checkpoint's file, where it is not clear which is meant. differences: those that are known already.
+    """
+    if differences is None:
+        differences = list(_differences(checkpoint, scene, images_only=True))
+    if differences:
+        _log.error(
+            "%s: the scene has changed since step %d%s was saved: %s; its images are used as they are now, with the "
+            "cameras of the run",
+            scene.root,
+            checkpoint.step,
+            "" if of is None else f" in {of}",
+            listed([text for _, text in differences], _LISTED, "; "),
+        )
 
 
 def check_same_scene(checkpoint: Checkpoint, scene: Scene, allowed: Collection[str]) -> None:
@@ -91,7 +118,13 @@ def check_same_scene(checkpoint: Checkpoint, scene: Scene, allowed: Collection[s
     allowed: names in CONSENT: with "photos" the content of images may differ, with "cameras" lens and pose (the run
         keeps its own). Names, sizes and the split may not.
     """
-    differences = [(kind, text) for kind, text in _differences(checkpoint, scene) if kind not in allowed]
+    _check(checkpoint, scene, _differences(checkpoint, scene), allowed)
+
+
+def _check(
+    checkpoint: Checkpoint, scene: Scene, differences: Iterable[tuple[str, str]], allowed: Collection[str]
+) -> None:
+    differences = [(kind, text) for kind, text in differences if kind not in allowed]
     if not differences:
         return
     changes = listed([text for _, text in differences], _LISTED, "; ")
@@ -116,9 +149,15 @@ def fingerprint_differences(before: Mapping[str, str | int], now: Mapping[str, s
             yield kind, f"{_FINGERPRINT.get(key, key)} was {_short(before.get(key))}, is {_short(now.get(key))}"
 
 
-def _differences(checkpoint: Checkpoint, scene: Scene) -> Iterator[tuple[str, str]]:
-    """Yield (kind, sentence) of each difference; kinds beside those of CONSENT are "views" and "sizes"."""
-    yield from fingerprint_differences(checkpoint.dataset.fingerprint, scene.fingerprint())
+def _differences(checkpoint: Checkpoint, scene: Scene, *, images_only: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield (kind, sentence) of each difference; kinds beside those of CONSENT are "views" and "sizes".
+
+    images_only: the scene was read without depth maps.
+    """
+    before = dict(checkpoint.dataset.fingerprint)
+    if images_only:
+        before.pop(DEPTHS, None)
+    yield from fingerprint_differences(before, scene.fingerprint())
     if len(checkpoint.cameras) != len(scene.cameras):
         yield "views", f"there were {len(checkpoint.cameras)} views, there are {len(scene.cameras)}"
         return

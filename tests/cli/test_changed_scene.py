@@ -1,0 +1,111 @@
+"""What commands say of a scene whose images or cameras have changed since a run was trained on it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import imageio.v3 as imageio
+import pytest
+
+from tests.cli.tiny import QUICK
+from tests.running import Done, Splat
+
+
+def reexport(scene: Path) -> None:
+    photo = scene / "images/view_03.png"
+    imageio.imwrite(photo, imageio.imread(photo) // 2)
+
+
+def turn(scene: Path) -> None:
+    transforms = json.loads((scene / "transforms.json").read_text())
+    frame = next(one for one in transforms["frames"] if one["file_path"].endswith("view_08.png"))
+    frame["transform_matrix"][0][3] += 0.1
+    (scene / "transforms.json").write_text(json.dumps(transforms))
+
+
+def zoom(scene: Path) -> None:
+    transforms = json.loads((scene / "transforms.json").read_text())
+    (scene / "transforms.json").write_text(json.dumps({**transforms, "fl_x": 1.1 * transforms["fl_x"]}))
+
+
+def add(scene: Path) -> None:
+    transforms = json.loads((scene / "transforms.json").read_text())
+    shutil.copy(scene / "images/view_09.png", scene / "images/view_10.png")
+    frame = {**transforms["frames"][-1], "file_path": "images/view_10.png"}
+    (scene / "transforms.json").write_text(json.dumps({**transforms, "frames": [*transforms["frames"], frame]}))
+
+
+def mask(scene: Path) -> None:
+    (scene / "masks").mkdir()
+    for photo in (scene / "images").iterdir():
+        imageio.imwrite(scene / "masks" / photo.name, imageio.imread(photo)[..., 0] * 0 + 255)
+
+
+def commands(splat: Splat, run: Path, scene: Path, out: Path) -> dict[str, Done]:
+    """The commands that use the images of a run."""
+    return {
+        "eval": splat("eval", run, "--data", scene, "--json", "-q"),
+        "render": splat("render", run, "--views", "--data", scene, "-o", out / "views", "--json", "-q"),
+        "compare": splat("compare", run, scene, "--json", "-q"),
+        "edit": splat("edit", run, "--clean", "--data", scene, "-o", out / "x.ply", "-w", "--json", "-q"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (reexport, "the digest of the photos was "),
+        (turn, "view_08.png has another pose"),
+        (zoom, "view_00.png has another focal length or principal point"),
+        (mask, "the digest of the masks was absent, is "),
+    ],
+)
+def test_commands_that_use_images_say_what_has_changed(
+    finished_run: Path, tiny_scene: Path, splat: Splat, tmp_path: Path, change: Callable[[Path], None], said: str
+) -> None:
+    scene = tmp_path / "scene"
+    shutil.copytree(tiny_scene, scene)
+    for name, done in commands(splat, finished_run, scene, tmp_path).items():
+        assert (done.code, done.err) == (0, ""), f"{name}: a copy is the same scene: {done.err}"
+    change(scene)
+    for name, done in commands(splat, finished_run, scene, tmp_path).items():
+        texts = [event["text"] for event in done.objects if event["event"] == "warning"]
+        assert (done.code, len(texts)) == (0, 1), f"{name}: {done.err}"
+        assert texts[0].startswith(f"{scene}: the scene has changed since step 40 was saved: "), name
+        assert said in texts[0], name
+        assert done.err == f"warning: {texts[0]}\n", name
+
+
+def test_views_that_were_added_change_no_figure_silently(
+    finished_run: Path, tiny_scene: Path, splat: Splat, tmp_path: Path
+) -> None:
+    scene = tmp_path / "scene"
+    shutil.copytree(tiny_scene, scene)
+    before = splat("eval", finished_run, "--json").objects[-1]
+    add(scene)
+    done = splat("eval", finished_run, "--data", scene, "--json")
+    assert "the number of photos was 10, is 11" in done.err
+    assert "there were 10 views, there are 11" in done.err
+    assert done.objects[-1]["views"] == before["views"], "the run's own held-out views"
+
+
+def test_the_second_run_of_a_comparison_may_have_had_other_images(
+    tiny_scene: Path, splat: Splat, tmp_path: Path
+) -> None:
+    scene = tmp_path / "scene"
+    shutil.copytree(tiny_scene, scene)
+    for name in ("first", "second"):
+        assert splat("train", scene, "-o", tmp_path / name, "-n", 2, "-q", *QUICK).code == 0
+        reexport(scene)
+    (scene / "images/view_03.png").unlink()
+    shutil.copy(tiny_scene / "images/view_03.png", scene / "images/view_03.png")
+    first, second = tmp_path / "first", tmp_path / "second"
+    done = splat("compare", first, second)
+    assert done.code == 0, done.err
+    of = second / "ckpts/ckpt_000002.pt"
+    assert done.err.count(f"{scene}: the scene has changed since step 2 in {of} was saved: ") == 1
+    assert done.err.count("the scene has changed") == 1, "the first run's images are as they were"
+    assert "the scene has changed" not in splat("compare", first, first).err
