@@ -20,8 +20,8 @@ from splatcli.sizes import counted
 
 #: Bytes at each end of an image that go into the fingerprint.
 _SAMPLE = 64 << 10
-#: What a fingerprint calls the digest of each kind of file.
-DEPTHS = "depths"
+#: What a fingerprint calls the digest of each kind of file, and that of the lenses of distorted images.
+DEPTHS, LENSES = "depths", "lenses"
 _KEYS = {"image": "sha256", "mask": "masks", "depth map": DEPTHS}
 
 
@@ -77,10 +77,14 @@ class Scene:
     def fingerprint(self) -> dict[str, str | int]:
         """Return the image count, a SHA-256 over names, sizes, first and last 64 kB of each; others of masks and maps.
 
-        Raises SceneError when a file has gone.
+        And one of the lenses that are undone. Raises SceneError when a file has gone.
         """
         digests: dict[str, hashlib._Hash] = {}
         for camera, source in zip(self.cameras, self.images.sources, strict=True):
+            if source.lens is not None:
+                numbers = " ".join(f"{value:.9g}" for value in source.lens.params)
+                lens = f"{camera.name}\0{source.lens.model_name} {source.lens.width} {source.lens.height} {numbers}\0"
+                digests.setdefault(LENSES, hashlib.sha256()).update(lens.encode())
             depth = None if source.depth is None else source.depth.path
             for kind, path in (("image", source.path), ("mask", source.mask), ("depth map", depth)):
                 if path is not None:

@@ -15,7 +15,7 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Rgb
 from splatcli.scene.depth_maps import AUTO
 from splatcli.scene.read import read_scene
-from splatcli.scene.scene import DEPTHS, Scene
+from splatcli.scene.scene import DEPTHS, LENSES, Scene
 from splatcli.sizes import listed
 
 _log = logging.getLogger(__name__)
@@ -32,10 +32,11 @@ _FINGERPRINT = {
     "sha256": "the digest of the photos",
     "masks": "the digest of the masks",
     DEPTHS: "the digest of the depth maps",
+    LENSES: "the digest of the lenses that are undone in the photos",
 }
 
 #: Differences of the scene that --allow-config-change accepts.
-CONSENT = {"photos": "the photos' content", "cameras": "lenses and poses in the scene's files"}
+CONSENT = {"photos": "the contents of the photos", "cameras": "lenses and poses in the scene's files"}
 
 
 def scene_folder(checkpoint: Checkpoint, data: Path | None, remedy: str = "--data DIR") -> Path:
@@ -144,7 +145,7 @@ def _check(
 def fingerprint_differences(before: Mapping[str, str | int], now: Mapping[str, str | int]) -> Iterator[tuple[str, str]]:
     """Yield (kind, sentence) of each difference of two fingerprints, as check_same_scene() lists them."""
     for key in sorted(before.keys() | now.keys()):
-        if before.get(key) != now.get(key):
+        if before.get(key) != now.get(key) and not (key == LENSES and key not in before):  # of an earlier version
             kind = "views" if key == "count" else "photos"
             yield kind, f"{_FINGERPRINT.get(key, key)} was {_short(before.get(key))}, is {_short(now.get(key))}"
 

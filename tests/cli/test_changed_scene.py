@@ -92,6 +92,30 @@ def test_views_that_were_added_change_no_figure_silently(
     assert done.objects[-1]["views"] == before["views"], "the run's own held-out views"
 
 
+def test_a_lens_that_is_undone_otherwise_is_another_image(tiny_scene: Path, splat: Splat, tmp_path: Path) -> None:
+    scene, run = tmp_path / "scene", tmp_path / "run"
+    shutil.copytree(tiny_scene, scene)
+    transforms = json.loads((scene / "transforms.json").read_text())
+
+    def bend(k1: float) -> None:
+        lens = {"camera_model": "OPENCV", "k1": k1, "k2": 0.0, "p1": 0.0, "p2": 0.0}
+        (scene / "transforms.json").write_text(json.dumps({**transforms, **lens}))
+
+    bend(0.02)
+    assert splat("train", scene, "-o", run, "-n", 4, "-q", *QUICK).code == 0
+    before = splat("eval", run, "--json", "-q")
+    bend(0.021)
+    after = splat("eval", run, "--json", "-q")
+    assert after.objects[-1]["psnr"] != before.objects[-1]["psnr"], "of views of the same sizes and focal lengths"
+    said = f"{scene}: the scene has changed since step 4 was saved: the digest of the lenses that are undone"
+    assert (before.err, after.err.startswith(f"warning: {said}")) == ("", True)
+    longer = ("resume", run, "-n", 6, "-q")
+    refused = splat(*longer)
+    assert (refused.code, "--allow-config-change photos" in refused.err) == (3, True), refused.err
+    assert splat(*longer, "--allow-config-change", "photos").code == 0
+    assert splat("resume", run, "-n", 8, "-q").code == 0, "the run has the new lens from then on"
+
+
 def test_the_second_run_of_a_comparison_may_have_had_other_images(
     tiny_scene: Path, splat: Splat, tmp_path: Path
 ) -> None:
