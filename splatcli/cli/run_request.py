@@ -91,8 +91,8 @@ def check_request(
         keys.remove("data.scene")
     if keys:
         changes = [f"{key} was {shown(before[key])}, is now {shown(now[key])}" for key in keys]
-        steps = now["train.iterations"]
-        longer = f" --iterations {steps}" if "train.iterations" in keys and steps > before["train.iterations"] else ""
+        steps, done = now["train.iterations"], before.get("train.iterations")
+        longer = f" --iterations {steps}" if isinstance(done, int) and steps > done else ""
         is_gone = scene is not None and not os.path.exists(scene)
         moved = f" --data {shlex.quote(now['data.scene'])}" if is_gone else ""
         go_on = f"splat resume {shlex.quote(str(place))}{longer}{moved}"

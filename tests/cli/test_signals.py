@@ -518,6 +518,18 @@ def test_a_model_to_start_from_is_the_same_from_another_folder(
     assert f"model.init was {tmp_path}/model.ply, is now {tmp_path}/inside/model.ply" in other.err
 
 
+def test_a_request_with_values_of_other_kinds_is_another_one(
+    finished_run: Path, tiny_scene: Path, splat: Splat, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    odd = {"data.scene": None, "train.iterations": "40", "model.init": 3, "strategy.name": [], "train.seed": {}}
+    (run / "request.json").write_text(json.dumps(odd))
+    done = splat("train", tiny_scene, "-o", run, "-n", "40", "-q", *QUICK)
+    assert (done.code, "train.iterations was 40, is now 40" in done.err) == (8, True), done.err
+    assert f"splat resume {run}, " in done.err
+
+
 def test_a_start_that_was_killed_before_its_first_checkpoint_is_made_again(
     finished_run: Path, tiny_scene: Path, splat: Splat, tmp_path: Path
 ) -> None:
