@@ -57,6 +57,14 @@ def check_checkpoint(path: Path) -> Finding:
     except (ModelFileError, VersionError, ResourceError) as error:
         return Finding.of_error(path, error)
     count = f"step {checkpoint.step}, {len(checkpoint.gaussians):,} Gaussians, {size:,} bytes"
+    named = path.name.partition(".pt")[0].removeprefix("ckpt_")
+    if named.isdecimal() and int(named) != checkpoint.step:
+        return Finding(
+            path,
+            "warning",
+            f"{count}: {CHECKED}; its name is that of step {int(named)}, and a run's newest is found by name",
+            f"give it the name of its step, ckpt_{checkpoint.step:06d}.pt",
+        )
     return Finding(path, "sound", f"{count}: {CHECKED}")
 
 

@@ -249,6 +249,17 @@ def test_check_finds_what_is_spoiled(run: Path, splat: Splat) -> None:
     shutil.copy(newest(run), older(run))
 
 
+def test_check_names_a_checkpoint_that_has_the_name_of_another_step(run: Path, splat: Splat) -> None:
+    shutil.copy(older(run), run / "ckpts/ckpt_000050.pt")
+    done = splat("check", run, "--json")
+    assert done.code == 0, done.err
+    assert states(done)["ckpt_000050.pt"] == "warning"
+    (renamed,) = (one for one in done.objects if one.get("state") == "warning" and one["path"].endswith("50.pt"))
+    assert renamed["what"].startswith("step 10, ")
+    assert "its name is that of step 50" in renamed["what"]
+    assert "ckpt_000010.pt" in renamed["help"]
+
+
 def test_check_gives_the_code_of_an_older_model(run: Path, splat: Splat) -> None:
     truncate(newest(run))
     done = splat("check", run)
