@@ -54,6 +54,7 @@ from splatcli.train.metrics_logger import MetricsLogger
 from splatcli.train.monitor import FiniteMonitor, IntersectionMonitor, QualityMonitor, is_recoverable
 from splatcli.train.outlier_views import ViewError, blur_note, blurred, comparisons_due, exposure_note, outliers
 from splatcli.train.recovery import Recovery
+from splatcli.train.run_scene import fingerprint_differences
 from splatcli.train.sharding import gather_geometry, gather_state, sharding_group
 from splatcli.train.start import check_loss_given, new_state, resumed_state
 from splatcli.train.state import TrainState
@@ -256,7 +257,7 @@ class Trainer:
         if reason in ("finished", "max-time") and self._scores_views:
             with self._evaluation_section("the evaluation"):
                 events, stopped_by = self._evaluate(self.state.step, should_stop)
-                yield from self._log(events)
+                yield from self._log([*self._image_changes(), *events])
                 reason = stopped_by or reason
         assert self.checkpointer.saved is not None
         yield Stopped(self.state.step, reason, self.checkpointer.saved.path)
@@ -492,6 +493,16 @@ class Trainer:
             self.state, lambda: sync_stop_request(self._shard_group, should_stop(), False)[0]
         )
         return [] if event is None else [dataclasses.replace(event, step=step)], reason
+
+    def _image_changes(self) -> list[Event]:
+        """Return an alarm where the images are not those that the run began or was resumed with."""
+        try:
+            changes = fingerprint_differences(self.state.dataset.fingerprint, self.scene.fingerprint())
+            texts = [text for _, text in changes]
+        except SceneError as error:
+            texts = [f"{error.where}: {error.what}"]
+        text = f"the scene has changed while the run trained: {'; '.join(texts)}; it may have used either"
+        return [Alarmed(self.state.step, "images", text)] if texts else []
 
     def _roll_back(self, failure: Exception) -> Iterator[Event]:
         """Replace a state that failed by that of the last checkpoint."""

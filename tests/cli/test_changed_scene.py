@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import imageio.v3 as imageio
 import pytest
 
 from tests.cli.tiny import QUICK
+from tests.forked import splat_command
 from tests.running import Done, Splat
 
 
@@ -133,3 +135,25 @@ def test_the_second_run_of_a_comparison_may_have_had_other_images(
     assert done.err.count(f"{scene}: the scene has changed since step 2 in {of} was saved: ") == 1
     assert done.err.count("the scene has changed") == 1, "the first run's images are as they were"
     assert "the scene has changed" not in splat("compare", first, first).err
+
+
+@pytest.mark.parametrize("change", [reexport, lambda scene: (scene / "images/view_03.png").unlink()])
+def test_a_scene_that_changes_while_a_run_trains_is_an_alarm(
+    tiny_scene: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    scene = tmp_path / "scene"
+    shutil.copytree(tiny_scene, scene)
+    words = ["train", str(scene), "-o", str(tmp_path / "run"), "-n", "2000", *QUICK, "--json", "-q"]
+    with subprocess.Popen([*splat_command(), *words], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        events = []
+        for line in process.stdout:
+            events.append(json.loads(line))
+            if len([event for event in events if event["event"] == "stepped"]) == 1:
+                change(scene)
+                break
+        events += [json.loads(line) for line in process.stdout]
+    assert process.returncode == 0, events[-1]
+    (alarm,) = (event for event in events if event["event"] == "alarmed" and event["alarm"] == "images")
+    assert alarm["text"].startswith("the scene has changed while the run trained: ")
+    assert ("the digest of the photos was" in alarm["text"]) != (f"{scene}/images/view_03.png: " in alarm["text"])
