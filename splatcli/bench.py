@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import hashlib
 import json
+import logging
 import os
 import platform
 import re
@@ -33,6 +34,13 @@ from splatcli import __version__, machine
 from splatcli.checkpoint.atomic import ended_by_signals
 from splatcli.config import UNREADABLE_TOML, first_fault
 from splatcli.errors import ResourceError, SceneError, SplatError, UsageError
+from splatcli.scene.find_images import SUFFIXES, VIDEO_SUFFIXES, files_below
+from splatcli.scene.scene import add_sample
+
+_log = logging.getLogger(__name__)
+
+#: Endings of the files of a scene that decide what is trained.
+_SCENE_FILES = (*SUFFIXES, *VIDEO_SUFFIXES, ".bin", ".csv", ".json", ".npy", ".npz", ".ply", ".txt", ".xml")
 
 
 def describe_machine() -> dict[str, Any]:
@@ -190,6 +198,7 @@ class Record:
     peak_mb: its peak resident memory.
     views: name, psnr and ssim of each held-out view.
     scene_id: a digest of the scene's absolute path: one command in two folders trains two scenes.
+    content_id: that of the scene's files, see _content_id(); empty where nobody knows.
     """
 
     scene: str
@@ -206,6 +215,7 @@ class Record:
     views: list[dict[str, Any]]
     protocol: dict[str, Any]
     scene_id: str = ""
+    content_id: str = ""
 
 
 #: Figures of a run's last evaluation.
@@ -233,10 +243,15 @@ def measure(cell: Cell, folder: Path, *, keep: bool, sheet: bool) -> tuple[Recor
     """
     path, log, picture = (folder / f"{cell.name}{ending}" for ending in (".json", ".log", ".png"))
     run = folder / cell.name
-    command = command_of(cell)
+    command, content = command_of(cell), _content_id(Path(cell.arguments[0]), folder)
     with contextlib.suppress(OSError, ValueError, TypeError):
         record = Record(**json.loads(path.read_text(encoding="utf-8")))
         same = record.command == _shown(command) and record.scene_id in ("", _scene_id(cell))
+        if same and content and record.content_id not in ("", content):
+            same = False
+            _log.warning(
+                "%s: the scene has changed since %s was measured; it is trained again", cell.arguments[0], path
+            )
         known = same and (run.is_dir() or not keep)
         if known and sheet and not picture.is_file() and run.is_dir():
             _draw_sheet(run, picture, log)
@@ -257,6 +272,7 @@ def measure(cell: Cell, folder: Path, *, keep: bool, sheet: bool) -> tuple[Recor
         round(usage.ru_maxrss / (1024.0 if sys.platform != "darwin" else 1024.0**2), 1),
         **{name: figures[name] for name in _FIGURES},
         scene_id=_scene_id(cell),
+        content_id=content,
     )
     if sheet:
         _draw_sheet(run, picture, log)
@@ -270,6 +286,23 @@ def measure(cell: Cell, folder: Path, *, keep: bool, sheet: bool) -> tuple[Recor
 
 def _scene_id(cell: Cell) -> str:
     return hashlib.sha256(os.fsencode(os.path.abspath(cell.arguments[0]))).hexdigest()[:16]
+
+
+def _content_id(scene: Path, besides: Path) -> str:
+    """Return a digest of the images, videos and described cameras of a scene: names, sizes and both ends of the files.
+
+    besides: a folder that does not count where it lies in the scene. Empty for one that is not there or cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        within = besides.resolve().is_relative_to(scene.resolve())
+        names = [""] if scene.is_file() else list(files_below(scene, _SCENE_FILES))
+        for name in names:
+            if not (within and (scene / name).resolve().is_relative_to(besides.resolve())):
+                add_sample("file", scene / name, name, digest)
+    except (OSError, SceneError):
+        return ""
+    return digest.hexdigest()[:16] if names else ""
 
 
 def _draw_sheet(run: Path, picture: Path, log: Path) -> None:

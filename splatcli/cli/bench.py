@@ -57,7 +57,8 @@ def bench(args: BenchArguments) -> int:
     """Train scenes with several settings and seeds, and compare them.
 
     Prints a Markdown table of quality, size, time and memory: mean and standard deviation over the seeds. Every run is
-    a process of its own, one after the other. Figures stay in DIR, so the same command runs only what is missing.
+    a process of its own, one after the other. Figures stay in DIR, so the same command runs only what is missing, and
+    the scenes whose files have changed since.
 
     \b
     Examples:
@@ -118,6 +119,8 @@ def _check_arguments(cells: Sequence[Cell]) -> None:
     app.callback()(lambda: None)  # so that the one command has a name
     options.add_command(app, "train", train.check, TrainCommand, panel="")
     for cell in cells:
+        if not Path(cell.arguments[0]).exists():  # check_scenes() has found its figures
+            continue
         command = [*command_of(cell), "--quiet"]
         try:
             app(args=command, prog_name="splat", standalone_mode=False)

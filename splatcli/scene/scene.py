@@ -88,11 +88,12 @@ class Scene:
             depth = None if source.depth is None else source.depth.path
             for kind, path in (("image", source.path), ("mask", source.mask), ("depth map", depth)):
                 if path is not None:
-                    _sample(kind, path, camera.name, digests.setdefault(_KEYS[kind], hashlib.sha256()))
+                    add_sample(kind, path, camera.name, digests.setdefault(_KEYS[kind], hashlib.sha256()))
         return {"count": len(self.cameras), **{key: digest.hexdigest() for key, digest in digests.items()}}
 
 
-def _sample(kind: str, path: Path, name: str, digest: hashlib._Hash) -> None:
+def add_sample(kind: str, path: Path, name: str, digest: hashlib._Hash) -> None:
+    """Add the name, the size and both ends of a file to a digest. kind: of file, for the SceneError."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size

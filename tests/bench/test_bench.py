@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
+import imageio.v3 as imageio
 import pytest
 
 from splatcli.bench import Cell, Record, _run, markdown, measure, plan_of
@@ -125,6 +127,31 @@ def test_runs_are_measured_once(scene: Path, tmp_path: Path, capfd: pytest.Captu
     assert "(known)" not in err.splitlines()[1]
     assert out.splitlines() == (tmp_path / "out/table.md").read_text().splitlines()
     assert out.splitlines()[3].startswith("| thing | other | 1 |")
+
+
+@NEEDS_COMPILER
+def test_a_scene_that_has_changed_is_measured_again(
+    scene: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "thing"
+    shutil.copytree(scene, place)
+    out = place / "bench"  # whose own files are no part of the scene
+    arguments = [place, "--setting", f"short={SHORT}", "--seeds", "1", "-o", out]
+    code, before, err = bench(capfd, *arguments)
+    assert code == 0, err
+    code, again, err = bench(capfd, *arguments)
+    assert (code, again, "(known)" in err, "has changed" in err) == (0, before, True, False), err
+    for photo in (place / "images").iterdir():
+        imageio.imwrite(photo, imageio.imread(photo) // 4)
+    code, after, err = bench(capfd, *arguments)
+    assert (code, "(known)" in err, after == before) == (0, False, False), err
+    said = f"warning: {place}: the scene has changed since {out}/thing--short--1.json was measured; it is trained again"
+    assert said in err
+    shutil.rmtree(place / "images")
+    shutil.move(out, tmp_path / "out")
+    shutil.rmtree(place)
+    code, gone, err = bench(capfd, *arguments[:-1], tmp_path / "out")
+    assert (code, gone) == (0, after), f"figures outlive their scene: {err}"
 
 
 @NEEDS_COMPILER
