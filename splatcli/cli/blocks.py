@@ -226,6 +226,13 @@ def merge_run(
     first = _loaded(last[0])
     config = first.config
     whole = config.data.model_copy(update={"blocks": None, "block": None, "points": record["points"]})
+    if record["points"] is not None and not Path(record["points"]).exists():
+        raise SceneError(
+            "the points that the blocks are cut by are gone",
+            where=record["points"],
+            remedy=f"put them back; or splat train SCENE --blocks {record['blocks']} --points PATH -o {place}, with "
+            "the flags as before, takes them from where they are now, and merges",
+        )
     if data is None and Path(record["scene"]).exists():
         data = Path(record["scene"])
     scene = read_scene(scene_folder(first, data), whole, background=training_image_background(config))

@@ -238,6 +238,8 @@ def test_blocks_whose_points_have_moved_are_merged(ball: Path, splat: Splat, tmp
     assert splat("train", ball, *words, points, "--block", 0).code == 0
     assert splat("train", ball, *words, points, "--block", 1, "--stop-at", 2).code == 0
     elsewhere = points.rename(tmp_path / "elsewhere.ply")
+    gone = splat("merge", place)
+    assert (gone.code, f"--blocks 2x1 --points PATH -o {place}" in gone.err) == (3, True), gone.err
     done = splat("train", ball, *words, elsewhere)
     assert (done.code, done.lines) == (0, [str(place / "ckpts/ckpt_000004.pt")]), done.err
 
