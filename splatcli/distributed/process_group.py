@@ -548,7 +548,7 @@ def wrap_default_group(device: torch.device, *, patience: float = PATIENCE) -> P
     device: of this process; with NCCL it must be a GPU. patience: see ProcessGroup.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
-    host = os.environ.get("MASTER_ADDR") or socket.gethostname()
+    host = os.environ.get("MASTER_ADDR") or _own_host()
     opened = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False) if rank == 0 else None
     address = [None if opened is None else (host, opened.port)]
     # NCCL takes tensors on GPUs only; without a device it would take the current one, which may be another rank's.
@@ -558,6 +558,16 @@ def wrap_default_group(device: torch.device, *, patience: float = PATIENCE) -> P
     control = dist.new_group(backend="gloo", timeout=_NEVER)
     data = dist.new_group(backend="nccl") if device.type == "cuda" else dist.new_group(backend="gloo", timeout=_NEVER)
     return ProcessGroup(store, rank, size, control=control, data=data, patience=patience)
+
+
+def _own_host() -> str:
+    """Return the name of this machine, or localhost where the name has no address: torch would try it for minutes."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return "localhost"
+    return name
 
 
 #: torch's default process group, the device of this process, and the ProcessGroup that was made of them last.

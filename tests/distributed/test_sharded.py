@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from dataclasses import replace
 from typing import Any
@@ -246,6 +248,20 @@ def by_the_default_group(group: ProcessGroup, case: str) -> dict[str, Any]:
     with pytest.raises(DistributedError, match="cameras is rank 0: 2, rank 1: 3"):
         rasterization(**arguments_of(case, group.rank, 2 + group.rank, "SH"), distributed=True)
     return made
+
+
+def on_a_nameless_machine(group: ProcessGroup, case: str) -> Tensor:
+    os.environ.pop("MASTER_ADDR", None)
+    socket.gethostname = lambda: "nobody.invalid"
+    images, _, _ = rasterization(**arguments_of(case, group.rank, 2, "SH"), distributed=True)
+    return images.detach()
+
+
+def test_a_machine_whose_name_has_no_address_renders_with_the_default_group() -> None:
+    found = results(on_a_nameless_machine, 2, "uneven", limit=60.0)
+    expected = [ended.value for ended in run_ranks(gsplats_call, 2, "uneven")]
+    for rank in range(2):
+        assert torch.equal(found[rank], expected[rank]["SH"][0])
 
 
 def test_without_a_group_the_ranks_are_those_of_the_default_group() -> None:
