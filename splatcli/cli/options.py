@@ -7,8 +7,8 @@ splatcli/config/settings.py declares beside the settings. ``__post_init__`` refu
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import errno
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -242,8 +242,11 @@ def _check_paths(options_class: Any, given: Mapping[str, Any]) -> None:
             if isinstance(rule, Exists) and given[one.name] is not None:
                 paths = given[one.name] if isinstance(given[one.name], list) else [given[one.name]]
                 for path in paths:
-                    with contextlib.suppress(OSError):  # which the command reports when it reads
+                    try:
                         rule.check(path)
+                    except OSError as error:  # others the command reports when it reads
+                        if error.errno == errno.ENAMETOOLONG:
+                            raise
 
 
 def _parameters(options_class: Any) -> Iterator[inspect.Parameter]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import stat
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -78,9 +79,12 @@ def read_scene(path: Path, data: DataConfig, *, background: Rgb | None = (0, 0, 
     check_resolution(data.resolution)
     root = Path(path).absolute()
     try:
-        if not root.exists():
-            raise SceneError("no such folder", where=path, remedy="name the folder that holds the images and cameras")
-        if not root.is_dir():
+        try:
+            mode = root.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
+            remedy = "name the folder that holds the images and cameras"
+            raise SceneError("no such folder", where=path, remedy=remedy) from None
+        if not stat.S_ISDIR(mode):
             remedy = file_remedy(root) or f"try its folder, {root.parent}"
             raise SceneError("this is a file, not a scene's folder", where=path, remedy=remedy)
         problems = Problems(root)
