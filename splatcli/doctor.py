@@ -25,6 +25,7 @@ from splatcli.native.backend import Backend
 from splatcli.rasterizer.reference import render_reference
 from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
+from splatcli.scene.pinholes import install_remedy
 
 #: Tolerated difference of a test image, in 0...1, from the plain torch reference. A Gaussian at the edge of its support
 #: may be in one image and not in the other, which is 1/255 of its colour.
@@ -51,6 +52,7 @@ def examine() -> dict[str, Any]:
         "threads": machine.cores(),
         "isa": backend.chosen_isa(),
         "best_isa": backend.best_isa(),
+        "pycolmap": _pycolmap(),
         "extras": {extra.name: _extra(extra) for extra in EXTRAS},
     }
     backends = {"cpu": _attempt(partial(_check, Backend.cpu, _cpu_reason(), "cpu"))}
@@ -114,6 +116,12 @@ def _extra(extra: Extra) -> dict[str, Any]:
         return {"works": True, **facts, "version": None, "found": "Python's compression.zstd"}
     remedy = f"pip install 'splatcli[{extra.name}]'"
     return {"works": False, **facts, "problem": "not installed", "remedy": remedy}
+
+
+def _pycolmap() -> dict[str, Any]:
+    """Return whether pycolmap is there: it has no wheels for Linux on aarch64."""
+    facts = _extra(Extra("pycolmap", "pycolmap", "pycolmap", "structure from motion, all lens models"))
+    return facts if facts["works"] else {**facts, "remedy": install_remedy()}
 
 
 def fixes(facts: dict[str, Any]) -> list[str]:

@@ -83,7 +83,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     lines.append(f"cores      {facts['cores']}, {facts['threads']} used; instruction set {facts['isa']}{best}")
     for name, backend in facts["backends"].items():
         lines += _backend_lines(name, backend)
-    for name, extra in facts["extras"].items():
+    for name, extra in {"pycolmap": facts["pycolmap"], **facts["extras"]}.items():
         lines += _extra_lines(name, extra)
     return lines
 

@@ -12,6 +12,8 @@ copy that was loaded first. Threads of the other copy run into state that nobody
 So torch comes first, except where pycolmap's threads are wanted and torch is not: in processes that have ALONE in their
 environment.
 
+Where it is not installed, scene/pinholes.py stands in for it.
+
 Its log goes to stderr only: by default each process also leaves files of it in the temporary folder, for ever.
 """
 
@@ -24,7 +26,7 @@ import sys
 import threading
 import zlib  # noqa: F401  (before pycolmap, see above)
 
-from splatcli.errors import ResourceError
+from splatcli.errors import ResourceError, first_line
 
 #: A variable of the environment of processes that use no torch.
 ALONE = "SPLATCLI_PYCOLMAP_ALONE"
@@ -37,16 +39,19 @@ _before = signal.getsignal(signal.SIGTERM)
 try:
     import pycolmap
 except (ImportError, RuntimeError) as error:  # a library that it needs, or threads, are missing; it raises its own
-    cause = error.__cause__ or error
-    raise ResourceError(
-        f"pycolmap cannot be loaded: {(str(cause).strip().splitlines() or [type(cause).__name__])[0]}",
-        where=sys.executable,
-        remedy=f"{shlex.quote(sys.executable)} -m pip install --force-reinstall pycolmap",
-    ) from error
+    if not (isinstance(error, ModuleNotFoundError) and error.name == "pycolmap"):
+        cause = error.__cause__ or error
+        raise ResourceError(
+            f"pycolmap cannot be loaded: {first_line(cause)}",
+            where=sys.executable,
+            remedy=f"{shlex.quote(sys.executable)} -m pip install --force-reinstall pycolmap",
+        ) from error
+    from splatcli.scene import pinholes as pycolmap  # type: ignore[no-redef]
 
 if _before is not None and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGTERM, _before)
 
-pycolmap.logging.logtostderr = True
+if pycolmap.__name__ == "pycolmap":
+    pycolmap.logging.logtostderr = True
 
 __all__ = ["ALONE", "pycolmap"]

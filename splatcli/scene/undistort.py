@@ -8,6 +8,7 @@ wants.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -286,6 +287,6 @@ def rescaled(lens: pycolmap.Camera, width: int, height: int) -> pycolmap.Camera:
     """Return the same lens for images of another size and (nearly) the same aspect."""
     if (lens.width, lens.height) == (width, height):
         return lens
-    copy = pycolmap.Camera(lens.todict())
-    copy.rescale(width, height)
-    return copy
+    other = copy.copy(lens)
+    other.rescale(width, height)
+    return other

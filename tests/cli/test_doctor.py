@@ -129,7 +129,7 @@ def test_machine_and_extras_are_described(splat: Splat, monkeypatch: pytest.Monk
     assert facts["isa"] in ("avx512", "avx2", "neon", "portable")
     assert list(facts["extras"]) == ["video", "heic", "geo", "exr", "usd", "spz", "tensorboard", "lpips", "lightning"]
     text = splat("doctor").out
-    for name, extra in facts["extras"].items():
+    for name, extra in {"pycolmap": facts["pycolmap"], **facts["extras"]}.items():
         line = next(line for line in text.splitlines() if line.startswith(f"{name:<9}  "))
         assert extra["used_for"] in line
         assert ("not installed" in line) is not extra["works"]
