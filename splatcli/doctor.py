@@ -128,8 +128,9 @@ def fixes(facts: dict[str, Any]) -> list[str]:
     """Return the commands that mend what is missing; lines that begin with # are for people to act on."""
     wanted = [name for name, one in facts["extras"].items() if not one["works"]]
     has_gpu = bool(facts["driver"] or facts["driver_cuda"])
-    # Without a compiler that is the first thing to mend: the CPU fails for the lack of it.
-    lines = [] if facts["compiler"]["works"] else [_compiler_command()]
+    # Without a compiler that is the first thing to mend, unless there are ready-made libraries.
+    works = [one["works"] for name, one in facts["backends"].items() if name != "cuda" or has_gpu]
+    lines = [] if facts["compiler"]["works"] or all(works) else [_compiler_command()]
     if has_gpu and not facts["nvcc"]["works"]:
         if facts["driver_cuda"] and int(facts["driver_cuda"].partition(".")[0]) < build_cuda.EXTRA_CUDA:
             lines.append(f"# nvcc: {facts['nvcc']['remedy']}")

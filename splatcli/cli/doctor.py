@@ -75,8 +75,11 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         lines.append(f"cuda:{index}     {_gpu(gpu)}")
     if not facts["gpus"]:
         lines.append("GPUs       torch finds none")
-    for name, label in (("compiler", "compiler "), ("nvcc", "nvcc     ")):
-        lines += _tool_lines(label, facts[name])
+    if not facts["compiler"]["works"] and facts["backends"]["cpu"].get("works"):
+        lines.append("compiler   none was found; the library for the CPU needs none")
+    else:
+        lines += _tool_lines("compiler ", facts["compiler"])
+    lines += _tool_lines("nvcc     ", facts["nvcc"])
     lines.append(f"cache      {facts['cache'] or 'none: no folder for built libraries can be written'}")
     lines.append(f"memory     {facts['memory_bytes'] / 2**30:.1f} GiB")
     best = "" if facts["isa"] == facts["best_isa"] else f"; the processor has {facts['best_isa']}"

@@ -19,6 +19,7 @@ import torch
 from splatcli import doctor
 from splatcli.native import backend
 from splatcli.native.backend import Backend
+from splatcli.native.build import NoCompilerError
 from tests.cli.terminal import on_terminal
 from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER
@@ -72,6 +73,18 @@ def test_lines_are_wrapped_between_words_on_a_terminal() -> None:
     whole = on_terminal("doctor", columns=60, piped=True).stdout
     assert any(len(line) > 60 for line in whole.splitlines())
     assert set(re.sub(r"\d", "", whole).split()) <= set(re.sub(r"\d", "", screen.text).split())
+
+
+@NEEDS_COMPILER
+def test_a_ready_made_library_needs_no_compiler(splat: Splat, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> dict[str, Any]:
+        raise NoCompilerError("no C++ compiler was found", remedy="install one")
+
+    monkeypatch.setattr(doctor, "_compiler", none)
+    monkeypatch.setattr(doctor, "_driver", lambda: None)
+    monkeypatch.setattr(doctor.build_cuda, "driver_cuda", lambda: None)
+    assert "compiler   none was found; the library for the CPU needs none\n" in splat("doctor").out
+    assert not any("g++" in line or "compiler" in line for line in splat("doctor", "--fix").lines)
 
 
 def test_without_a_compiler_the_remedy_names_what_to_install(splat: Splat, monkeypatch: pytest.MonkeyPatch) -> None:
