@@ -74,13 +74,15 @@ def install_remedy() -> str:
     return f"{shlex.quote(sys.executable)} -m pip install pycolmap"
 
 
-def _missing(wanted: str) -> ResourceError:
-    return ResourceError(f"{wanted}: pycolmap is not installed", where=sys.executable, remedy=install_remedy())
+class _MissingError(ResourceError, AttributeError):
+    """pycolmap is not installed; to hasattr() and getattr(), the module has no such attribute."""
+
+
+def _missing(wanted: str) -> _MissingError:
+    return _MissingError(f"{wanted}: pycolmap is not installed", where=sys.executable, remedy=install_remedy())
 
 
 def __getattr__(name: str) -> NoReturn:
-    if name.startswith("__"):
-        raise AttributeError(name)
     raise _missing("structure from motion is not possible")
 
 

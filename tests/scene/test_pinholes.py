@@ -85,6 +85,12 @@ def test_all_models_have_the_names_and_parameters_of_pycolmap() -> None:
                     ours.img_from_cam(np.ones((1, 3)))
 
 
+def test_other_names_are_missing_with_a_remedy() -> None:
+    assert not hasattr(pinholes, "has_cuda"), "what looks through all modules, as inspect does, meets no other error"
+    with pytest.raises(ResourceError, match="structure from motion is not possible: pycolmap is not installed"):
+        pinholes.has_cuda  # noqa: B018
+
+
 def test_rotations_are_those_of_pycolmap() -> None:
     for xyzw in np.random.default_rng(3).normal(size=(20, 4)):
         unit = xyzw / np.linalg.norm(xyzw)
