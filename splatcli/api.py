@@ -35,6 +35,7 @@ from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
 from splatcli.checkpoint.run_dir import METRICS, RunDir, checkpoints_of, find_latest_sound, run_of
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import NAMED_STARTS, RANDOM, Config, DataConfig, build_config, setting_fields, setting_flags
+from splatcli.disk import is_there
 from splatcli.errors import ResourceError, SceneError, SplatError, UnreadableError, UsageError, os_errors
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.registry import format_to_write, import_model, is_own_checkpoint, newest_import
@@ -1002,7 +1003,7 @@ def train(scene: EngineScene | str | Path, **options: Any) -> Run:
 
 def find_model(path: Path) -> Path:
     """Return the file of a model: ``path``, or what is newest in a run folder, of splat or of another program."""
-    if not path.exists():
+    if not is_there(path):
         raise UsageError("there is no such model", where=path, remedy="name a run folder, a checkpoint or a PLY")
     if not path.is_dir():
         return path

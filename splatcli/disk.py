@@ -15,6 +15,22 @@ UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENO
 NO_LOCKS = UNSUPPORTED | {errno.ENOLCK}
 
 
+def is_there(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file or folder is there. Raises OSError where the system cannot say, for lack of permission.
+
+    Path.exists() does so up to Python 3.13, and returns False from then on.
+    """
+    try:
+        os.stat(path)
+    except ValueError:  # a NUL in the name
+        return False
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
+    return True
+
+
 def reserve(descriptor: int, size: int) -> bool:
     """Reserve the first ``size`` bytes of a file, and return whether that is possible there.
 

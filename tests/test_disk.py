@@ -20,6 +20,22 @@ def descriptor(tmp_path: Path) -> Iterator[int]:
         yield file.fileno()
 
 
+def test_what_is_there_and_what_the_system_hides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dead").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    assert [disk.is_there(path) for path in (tmp_path, tmp_path / "file")] == [True, True]
+    gone = ["none", "dead", "loop", "file/below", "a\0b"]
+    assert not any(disk.is_there(tmp_path / name) for name in gone)
+
+    def refuse(path: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(PermissionError):
+        disk.is_there(tmp_path)
+
+
 def test_room_is_reserved_where_the_system_can(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert disk.reserve(descriptor, 50_000)
     assert os.fstat(descriptor).st_blocks * 512 >= 50_000

@@ -24,6 +24,7 @@ from splatcli.cli.run_request import RunRequest, earlier_run
 from splatcli.cli.run_summary import summary
 from splatcli.cli.sfm import lacks_cameras, scene_with_cameras, scene_with_points
 from splatcli.cli.time_budget import POINTS_SHARE, LongRunNote, TimeBudget, process_age
+from splatcli.disk import is_there
 from splatcli.errors import (
     LockedError,
     ModelFileError,
@@ -572,8 +573,8 @@ def _initial_model(config: Config, import_options: ImportOptions, out: Output) -
         return None
     path = Path(config.model.init)
     with os_errors(UnreadableError, path):
-        is_there = path.exists()
-    if not is_there:
+        found = is_there(path)
+    if not found:
         raise UsageError(
             f"{path} does not exist", where="--init", remedy="sfm, hull, random, or the path of a checkpoint or PLY"
         )

@@ -138,7 +138,7 @@ class TrainArguments:
         if init is None or init in NAMED_STARTS or "data.points" in self.settings:
             return self, None
         path = Path(init).expanduser()
-        if not path.is_file() or not is_point_cloud(path):
+        if not os.path.isfile(path) or not is_point_cloud(path):  # a place that is hidden is reported when it is read
             return self, None
         others = {key: value for key, value in self.settings.items() if key != "model.init"}
         note = f"note: {init} holds points, no Gaussians: --init is taken as --points {shlex.quote(init)}"

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.config import DataConfig
+from splatcli.disk import is_there
 from splatcli.errors import SceneError
 from splatcli.scene import colmap
 from splatcli.scene.camera import MAX_ANGLE, NEAR, Camera
@@ -132,7 +133,7 @@ def _given_points(
     with_tracks: those of a COLMAP model have tracks, which call the views by the numbers that are returned with them.
     Raises SceneError where there are none.
     """
-    if not path.exists():
+    if not is_there(path):
         raise SceneError(
             "there are no points here",
             where=path,

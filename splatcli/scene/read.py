@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import stat
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from splatcli import plugins
 from splatcli.config import DataConfig, parse_blocks
+from splatcli.disk import is_there
 from splatcli.errors import SceneError, UsageError, from_os_error
 from splatcli.scene import colmap, metashape, nerfstudio, openmvg, opensfm, opf, phone_scans, realitycapture
 from splatcli.scene.decode import Rgb
@@ -79,12 +79,9 @@ def read_scene(path: Path, data: DataConfig, *, background: Rgb | None = (0, 0, 
     check_resolution(data.resolution)
     root = Path(path).absolute()
     try:
-        try:
-            mode = root.stat().st_mode
-        except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
-            remedy = "name the folder that holds the images and cameras"
-            raise SceneError("no such folder", where=path, remedy=remedy) from None
-        if not stat.S_ISDIR(mode):
+        if not is_there(root):
+            raise SceneError("no such folder", where=path, remedy="name the folder that holds the images and cameras")
+        if not root.is_dir():
             remedy = file_remedy(root) or f"try its folder, {root.parent}"
             raise SceneError("this is a file, not a scene's folder", where=path, remedy=remedy)
         problems = Problems(root)

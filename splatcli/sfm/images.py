@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 from splatcli.checkpoint.atomic import TEMPORARY
+from splatcli.disk import is_there
 from splatcli.errors import SceneError, SplatError
 from splatcli.scene.decode import Header, open_image, read_header
 from splatcli.scene.find_images import (
@@ -139,7 +140,7 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
     has masks of these images.
     """
     path = Path(path).absolute()
-    if not path.exists():
+    if not is_there(path):
         raise SceneError("there is nothing here", where=path, remedy="name a folder of images, or a video")
     if path.is_file():
         if is_video(path):

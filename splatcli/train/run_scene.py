@@ -10,6 +10,7 @@ import numpy as np
 
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import DataConfig
+from splatcli.disk import is_there
 from splatcli.errors import SceneError
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Rgb
@@ -45,7 +46,7 @@ def scene_folder(checkpoint: Checkpoint, data: Path | None, remedy: str = "--dat
     remedy: what names its present folder.
     """
     root = data or Path(checkpoint.dataset.root)
-    if data is None and not root.exists():
+    if data is None and not is_there(root):
         raise SceneError(
             "the scene of this run does not exist", where=root, remedy=f"name its present folder: {remedy}"
         )

@@ -17,7 +17,7 @@ import pytest
 from splatcli.checkpoint import container
 from splatcli.checkpoint.run_dir import RunDir, find_latest_sound
 from splatcli.errors import OutputError
-from tests.cli.tiny import QUICK
+from tests.cli.tiny import QUICK, write_scene
 from tests.running import Done, Splat
 from tests.scene import made
 
@@ -172,21 +172,38 @@ def test_what_the_system_refuses_is_not_damage(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_checkpoint_of_another_user_is_unreadable(run: Path) -> None:
-    """As an unprivileged user, where the permissions are real."""
+def as_another_user(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """A command of an unprivileged user, for whom permissions are real; it may read ``folder``."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root, to be somebody else")
-    newest(run).chmod(0)
-    folder = run
     while folder != Path("/tmp"):
         folder.chmod(0o755)
         folder = folder.parent
         if folder == folder.parent:
             pytest.skip("the test's folder is not below /tmp")
     command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-m", "splatcli"]
-    done = subprocess.run([*command, "check", str(run)], capture_output=True, text=True, check=False, cwd="/")
+    done = subprocess.run([*command, *map(str, words)], capture_output=True, text=True, check=False, cwd="/")
     if "Permission denied: '" in done.stderr or "No module named" in done.stderr:
         pytest.skip("another user cannot read this Python")
+    return done
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(("sfm", "SECRET"), 3), (("train", "SECRET"), 3), (("train", "SCENE", "--init", "SECRET"), 5)]
+)
+def test_a_place_of_another_user_is_not_taken_for_missing(run: Path, words: tuple[str, ...], code: int) -> None:
+    closed = run / "closed"
+    (closed / "scene").mkdir(parents=True)
+    closed.chmod(0o700)
+    named = {"SECRET": closed / "scene", "SCENE": write_scene(run / "scene")}
+    done = as_another_user(run, *(named.get(word, word) for word in words))
+    assert done.returncode == code, done.stderr
+    assert "cannot be read: Permission denied" in done.stderr
+
+
+def test_a_checkpoint_of_another_user_is_unreadable(run: Path) -> None:
+    newest(run).chmod(0)
+    done = as_another_user(run, "check", run)
     assert done.returncode == 5, done.stderr
     assert "cannot be read: Permission denied" in done.stderr
     assert f"UNREADABLE  {newest(run)}" in done.stdout
