@@ -23,8 +23,8 @@ from splatcli.native import build
 from splatcli.native.build_cuda import NoToolkitError, fat_library
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Symbols of the C library that a wheel may need at most, by the name of its tag.
-GLIBC = (2, 34)
+#: The oldest C library that torch's wheels run with, and ours have to; CUDA's runtime takes what it is linked beside.
+GLIBC, GLIBC_WITH_CUDA = (2, 28), (2, 34)
 
 
 def compiler_for(machine: str) -> build.Toolchain | None:
@@ -58,7 +58,7 @@ def build_wheel(machine: str, compiler: build.Toolchain, dist: Path, *, cuda: bo
         if cuda:
             libraries.append(fat_library(folder))
         glibc = needed_glibc(libraries)
-        if glibc > GLIBC:
+        if glibc > (GLIBC_WITH_CUDA if cuda else GLIBC):
             raise SystemExit(f"build_wheels: {machine}: the libraries need glibc {glibc[0]}.{glibc[1]}")
         (folder / "tag").write_text(f"py3-none-manylinux_{glibc[0]}_{glibc[1]}_{machine}\n", encoding="utf-8")
         package(dist)

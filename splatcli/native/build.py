@@ -265,16 +265,22 @@ def ready_made_cpu(isa: str) -> Path | None:
 def ready_made_cpu_libraries(folder: Path, machine: str, compiler: Toolchain) -> list[Path]:
     """Build the CPU libraries of a wheel for ``machine`` into ``folder``, with a JSON file that says what they are.
 
-    machine: a key of MACHINE_ISA_FLAGS. compiler: one that compiles for it. The C++ library is linked in, so that they
-    need no newer one than the C library's age. Raises ResourceError when the compiler fails.
+    machine: a key of MACHINE_ISA_FLAGS. compiler: one that compiles for it. They load where torch does: the C++ library
+    is linked in, and of the C library they take old versions (``src/wheel/glibc.cpp``). Raises ResourceError when the
+    compiler fails.
     """
-    sources = sorted((source_root() / "src" / "cpu").glob("*.cpp"))
+    old_glibc = source_root() / "src" / "wheel" / "glibc.cpp"
+    wrapped = re.findall(r"^SPLAT_OLD\(\w+, (\w+),", old_glibc.read_text(encoding="utf-8"), re.MULTILINE)
+    sources = [*sorted((source_root() / "src" / "cpu").glob("*.cpp")), old_glibc]
+    link_flags = (
+        *("-static-libstdc++", "-lpthread", "-Wl,-s,--exclude-libs,ALL,--gc-sections"),
+        *(f"-Wl,--wrap={name}" for name in wrapped),
+    )
     libraries = []
     folder.mkdir(parents=True, exist_ok=True)
     for isa, flags in MACHINE_ISA_FLAGS[machine].items():
-        link_flags = ("-static-libstdc++", "-lpthread", "-Wl,-s,--exclude-libs,ALL,--gc-sections")
         recipe = Recipe(compiler, (*COMMON_FLAGS, *flags), link_flags)
-        built = build_library(f"cpu-{machine}-{isa}", "libsplat_cpu.so", sources, recipe, CPU_FOLDERS)
+        built = build_library(f"cpu-{machine}-{isa}", "libsplat_cpu.so", sources, recipe, (*CPU_FOLDERS, "src/wheel"))
         libraries.append(Path(shutil.copy2(built, folder / f"libsplat_cpu_{isa}.so")))
     facts = {"machine": machine, "sources": source_digest(CPU_FOLDERS), "compiler": compiler.version}
     (folder / "libsplat_cpu.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")

@@ -13,6 +13,6 @@ def test_exceptions_reach_the_caller_and_loops_run_on_the_threads_that_start(tmp
     compiler = shlex.split(find_compiler().command)
     folder, program = source_root() / "src" / "cpu", tmp_path / "pool-check"
     sources = [Path(__file__).with_name("pool_check.cpp"), folder / "pool.cpp"]
-    subprocess.run([*compiler, *COMMON_FLAGS, f"-I{folder}", "-pthread", "-o", program, *sources], check=True)
+    subprocess.run([*compiler, *COMMON_FLAGS, f"-I{folder}", "-pthread", "-o", program, *sources, "-ldl"], check=True)
     done = subprocess.run([program], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
