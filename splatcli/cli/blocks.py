@@ -124,7 +124,7 @@ def train_blocks(run: NewRun, block: int | None, context: RunContext) -> int:
     record = _survey(config, (strips, columns), out)
     if run.dry:
         if (place / RECORD).exists():
-            _check_claim(place, _record(place, damaged=record), record)
+            _check_claim(place, read_record(place, damaged=record), record)
         _show_blocks(place, run, [*range(strips * columns)] if block is None else [block], context)
         return 0
     _claim(place, record)
@@ -220,8 +220,8 @@ def merge_run(
 
     if target is not None:
         check_name(target)
-    record = _record(place)
-    shape = _shape(place, record)
+    record = read_record(place)
+    shape = shape_of(place, record)
     last = [_last(place, block) for block in range(shape[0] * shape[1])]
     first = _loaded(last[0])
     config = first.config
@@ -397,7 +397,7 @@ def _claim(place: Path, record: dict[str, Any]) -> None:
         place.mkdir(parents=True, exist_ok=True)
         others = [one.name for one in place.iterdir() if not one.name.startswith(f"{RECORD}.")]  # a job writes it now
         if path.exists():
-            there = _record(place, damaged=record)
+            there = read_record(place, damaged=record)
             _check_claim(place, there, record)
             moved = there | {key: record[key] for key in ("scene", "points")}
             if there is not record and moved == there:
@@ -409,8 +409,11 @@ def _claim(place: Path, record: dict[str, Any]) -> None:
     write_atomically(path, lambda file: file.write(text.encode()), what="record of blocks")
 
 
-def _record(place: Path, *, damaged: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the record of a folder of blocks. damaged: returned in place of a damaged one, which else is an error."""
+def read_record(place: Path, *, damaged: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the record of a folder of blocks. damaged: returned in place of a damaged one.
+
+    Raise ModelFileError where it is damaged or missing, UnreadableError where it cannot be read.
+    """
     try:
         record = json.loads((place / RECORD).read_text())
     except OSError as error:
@@ -432,8 +435,8 @@ def _record(place: Path, *, damaged: dict[str, Any] | None = None) -> dict[str, 
     return record
 
 
-def _shape(place: Path, record: dict[str, Any]) -> tuple[int, int]:
-    """Return the numbers of strips and of columns in each."""
+def shape_of(place: Path, record: dict[str, Any]) -> tuple[int, int]:
+    """Return the numbers of strips and of columns in each. Raise ModelFileError for a damaged record."""
     from splatcli.config import parse_blocks
 
     text = record["blocks"]

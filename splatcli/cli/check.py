@@ -60,8 +60,8 @@ def check(args: CheckArguments) -> int:
 
     For a checkpoint: the archive, the manifest, the schema, the digest of every tensor, finite values, raw parameters,
     settings and cameras. For a run folder: every checkpoint, also those that were moved aside, the pointer to the
-    newest, the settings and the lines of metrics.jsonl; for blocks those of every block. For a file of splats or a
-    checkpoint of another program: that it can be read completely, finite values, and raw parameters.
+    newest, the settings and the lines of metrics.jsonl; for blocks those of every block, and blocks.json. For a file of
+    splats or a checkpoint of another program: that it can be read completely, finite values, and raw parameters.
     Prints one line per file. Nothing is changed, and a run in progress can be checked.
     Ends with 0 when everything is sound, 11 when the newest checkpoint is damaged and an older one is sound, 5 for any
     other damaged or unreadable file, 6 for a file of another version. `splat info` checks a scene.
@@ -105,7 +105,8 @@ def _check(given: Path | None, lenient: bool) -> tuple[Path, list[Finding]]:
             is_run = (path / "ckpts").is_dir() and (foreign is None or foreign.parent != path / "ckpts")
             if is_run or blocks:
                 runs = [*([path] if is_run else []), *(folder.parent for folder in blocks)]
-                return path, [finding for run in runs for finding in check_run(run)]
+                record = [_check_record(path)] if blocks else []
+                return path, [*(finding for run in runs for finding in check_run(run)), *record]
             model = newest_import(path)
             if model is None:
                 raise UsageError("this folder holds no run", where=path, remedy=f"to check a scene: splat info {path}")
@@ -117,6 +118,18 @@ def _check(given: Path | None, lenient: bool) -> tuple[Path, list[Finding]]:
 
         return path, [Finding.of_error(path, error)]
     return path, [check_checkpoint(path) if own else _check_file(path, lenient)]
+
+
+def _check_record(place: Path) -> Finding:
+    """Check the file that says how a scene was cut into the blocks of a folder."""
+    from splatcli.checkpoint.check import Finding
+    from splatcli.cli.blocks import RECORD, read_record, shape_of
+
+    try:
+        shape_of(place, read_record(place))
+    except (ModelFileError, UnreadableError) as error:
+        return Finding.of_error(place / RECORD, error)
+    return Finding(place / RECORD, "sound", "the cut of the scene into blocks")
 
 
 def _check_file(path: Path, lenient: bool) -> Finding:

@@ -289,9 +289,13 @@ def test_jobs_that_begin_at_once_share_their_folder(ball: Path, splat: Splat, tm
     (place / "blocks.json").write_text(record[:9])
     damaged = splat("merge", place)
     assert (damaged.code, "splat train --blocks again" in damaged.err) == (5, True)
+    checked = splat("check", place, "--json")
+    states = {one["path"]: one["state"] for one in checked.objects if one["event"] == "checked"}
+    assert (checked.code, states[str(place / "blocks.json")]) == (5, "damaged")
     done = splat(*job)
     assert done.code == 0, done.err
     assert (place / "blocks.json").read_text() == record
+    assert any("blocks.json" in line and line.startswith("sound") for line in splat("check", place).lines)
 
 
 def test_blocks_that_are_not_merged_are_the_result(ball: Path, splat: Splat, tmp_path: Path) -> None:
