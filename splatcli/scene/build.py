@@ -98,13 +98,13 @@ def build_scene(
             cameras = _with_near_planes(cameras, points, data.near_share)
         else:
             cameras = _with_small_near_plane(cameras, data.scene_extent)
-    seen = _seen(points, numbers, cameras)
+    seen = _seen(points, numbers, store)
     if relative and store.has_depths:
         known = None
         if points is not None and seen is not None:
             known = [depths_of_points(camera, points.xyz[rows]) for camera, rows in zip(cameras, seen, strict=True)]
         store = fit_relative_depths(store, known, source.file, notes)
-    train, test = split_views(source, [camera.name for camera in cameras], data.test_every, notes)
+    train, test = split_views(source, [item.view for item in store.sources], data.test_every, notes)
     _check_places([cameras[i] for i in train], offset, data.scene_extent, source.file, notes)
     return Scene(
         source.root,
@@ -217,14 +217,14 @@ def _place_notes(sidecar: dict[str, Any] | None) -> list[str]:
     ]
 
 
-def _seen(points: PointCloud | None, numbers: dict[str, int], cameras: list[Camera]) -> list[NDArray[np.int64]] | None:
-    """Return the points that each camera's image sees; None where no tracks were read.
+def _seen(points: PointCloud | None, numbers: dict[str, int], images: ImageStore) -> list[NDArray[np.int64]] | None:
+    """Return the points that each image sees, all faces those of their panorama; None where no tracks were read.
 
-    numbers: what the tracks call the images, by the cameras' names.
+    numbers: what the tracks call the images, by the names of their views.
     """
     if points is None or points.tracks is None:
         return None
-    return points.tracks.by_image([numbers.get(camera.name, -1) for camera in cameras])
+    return points.tracks.by_image([numbers.get(image.view, -1) for image in images.sources])
 
 
 def _distinct(views: list[View], file: Path, problems: Problems) -> list[View]:

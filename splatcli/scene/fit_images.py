@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from splatcli.scene.depth_maps import DepthFile, check_depth_map
 from splatcli.scene.find_images import DIVISORS
 from splatcli.scene.images import ImageSource, ImageStore, max_pixels
 from splatcli.scene.masks import alpha_is_mask, check_mask
+from splatcli.scene.panorama import FACES, PanoramaFace, face_camera, face_name, face_pose
 from splatcli.scene.source import FixedLens, Problems, View
 from splatcli.scene.undistort import LensKey, camera_of, check_lens, is_fisheye, is_pinhole, lens_key, rescaled
 from splatcli.sizes import counted, listed
@@ -37,6 +38,7 @@ _NOTES = {
     "hiding": "image{s} {have} transparency; what is transparent takes no part in training and scores",
     "masked": "image{s} {have} {masks}; what {they} {hide} takes no part in training and scores",
     "cut": "image{s} {have} {masks}; what {they} {hide} is empty, and shows the background in training and scores",
+    "panoramas": f"image{{s}} {{are}} cut into {FACES} perspective faces, without the sky above and the ground below",
     "several": "file{s} {hold} several pictures, of which the first is used",
     "narrow": "image{s} {are} narrower than the resolution asked for and {keep} {their} size",
 }
@@ -103,10 +105,11 @@ class ImageFitter:
 
     def add(
         self, view: View, path: Path, original: Path | None, mask: Path | None, depth: DepthFile | None = None
-    ) -> ImageSource | None:
-        """Return the source of one view; None when it is left out, or its lens was refused before. Raises SceneError.
+    ) -> list[ImageSource]:
+        """Return the source of one view, those of its faces where it is a panorama. Raises SceneError.
 
-        original: the full-size image of which ``path`` is a reduced copy.
+        There is none when it is left out, or its lens was refused before. original: the full-size image of which
+        ``path`` is a reduced copy.
         """
         try:
             header = read_header(path, self.max_pixels)
@@ -115,24 +118,30 @@ class ImageFitter:
             if not self.skip_bad:
                 raise
             self.bad.append(error)
-            return None
+            return []
         lens = view.lens(*lens_size)
         if lens_key(lens) not in self.usable:
             self.usable[lens_key(lens)] = False
             check_lens(lens, view.lens.file, view.lens.label)
             self.usable[lens_key(lens)] = True
         if not self.usable[lens_key(lens)]:
-            return None
+            return []
         stored, orientation = self._fit(header, lens, path)
         if depth is not None:
+            if lens.is_spherical():
+                raise SceneError(
+                    "this is the depth map of a panorama, which is not read",
+                    where=depth.path,
+                    remedy="leave it out: --depths none; or cut the panorama and its map into perspective views",
+                )
             depth = check_depth_map(depth, path, (header.width, header.height), orientation, self.max_pixels)
         mask_orientation = 1
         if mask is not None:
             mask_orientation = check_mask(mask, path, (header.width, header.height), orientation, self.divided)
         lens = rescaled(lens, *stored)
-        target = self._camera_of(lens, view)
+        target = face_camera(stored[0]) if lens.is_spherical() else self._camera_of(lens, view)
         if target is None:
-            return None
+            return []
         camera = Camera(
             name=view.name,
             width=int(target.width),
@@ -148,7 +157,8 @@ class ImageFitter:
         straight = is_pinhole(lens)
         reduced = size
         if not straight:
-            (self.models if camera.model == "pinhole" else self.fisheyes).add(lens.model_name)
+            if not lens.is_spherical():
+                (self.models if camera.model == "pinhole" else self.fisheyes).add(lens.model_name)
             reduced = (
                 max(1, round(stored[0] * size[0] / camera.width)),
                 max(1, round(stored[1] * size[1] / camera.height)),
@@ -156,17 +166,35 @@ class ImageFitter:
         self.counts["reduced"] += reduced != stored and self.resolution is None
         self.counts["cut" if self.mask_is_alpha else "masked"] += mask is not None
         self._count(header, orientation)
-        return ImageSource(
+        image = ImageSource(
             path=path,
             camera=camera.resized(*size),
             stored=stored,
             reduced=reduced,
+            view=view.name,
             lens=None if straight else lens,
             orientation=orientation,
             mask=mask,
             mask_orientation=mask_orientation,
             depth=depth,
         )
+        return self._faces(image) if lens.is_spherical() else [image]
+
+    def _faces(self, image: ImageSource) -> list[ImageSource]:
+        """Return the faces of a panorama. image: with the camera of the first face."""
+        self.counts["panoramas"] += 1
+        return [
+            replace(
+                image,
+                camera=replace(
+                    image.camera,
+                    name=face_name(image.view, face),
+                    viewmat=face_pose(image.camera.viewmat, face),
+                ),
+                lens=PanoramaFace(*image.stored, face),
+            )
+            for face in range(FACES)
+        ]
 
     def _lens_size(self, view: View, header: Header, original: Path | None) -> tuple[int, int]:
         """Return the size that the lens is described for where its file gives none: that of the full-size image."""
@@ -247,7 +275,9 @@ def fit_images(
     notes: list[str],
     problems: Problems,
 ) -> list[ImageSource]:
-    """Return the images of the views, by their headers. Raises all problems known by now.
+    """Return the images of the views, by their headers, in the order of their cameras' names.
+
+    Raises all problems known by now.
 
     paths, originals, masks, depths: by the names of the views. originals: the full-size images where ``paths`` are
         reduced copies; else empty.
@@ -265,11 +295,9 @@ def fit_images(
     sources = []
     for view in track(views, "reading image headers"):
         with problems.collect():
-            fitted = fitter.add(
+            sources += fitter.add(
                 view, paths[view.name], originals.get(view.name), masks.get(view.name), depths.get(view.name)
             )
-            if fitted is not None:
-                sources.append(fitted)
     problems.raise_any()
     notes += fitter.notes()
     if not sources:
@@ -279,7 +307,7 @@ def fit_images(
     same = _identical_note(sources)
     if same is not None:
         notes.append(same)
-    return sources
+    return sorted(sources, key=lambda source: source.camera.name)
 
 
 def keep_decodable(store: ImageStore, data: DataConfig, notes: list[str], problems: Problems) -> ImageStore:

@@ -23,6 +23,7 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.decode import DECODE_BYTES, Rgb, composite, decode, read_header
 from splatcli.scene.depth_maps import DepthFile, read_depth_map, reduce_depths, resample_depths
 from splatcli.scene.masks import read_mask, read_mask_as_alpha, reduce_mask, resample_mask
+from splatcli.scene.panorama import PanoramaFace
 from splatcli.scene.undistort import blank, lens_key, resample, sampling_grid
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class ImageSource:
 
     stored: width and height in the file, after ``orientation`` has been applied.
     reduced: width and height to which the image is resized before the lens is undone (if there is one).
-    lens: the distorted camera of the image, or None when the image is a pinhole's.
+    lens: the distorted camera of the image, or the face of a panorama; None when the image is a pinhole's.
+    view: the name of the image's view. The camera's is another one for a face of a panorama, which has several.
     mask: the file that says what is masked, or None; ``mask_orientation`` is applied to it.
     depth: the map of its depths, or None.
     """
@@ -68,7 +70,8 @@ class ImageSource:
     camera: Camera
     stored: tuple[int, int]
     reduced: tuple[int, int]
-    lens: pycolmap.Camera | None = None
+    view: str
+    lens: pycolmap.Camera | PanoramaFace | None = None
     orientation: int = 1
     mask: Path | None = None
     mask_orientation: int = 1
@@ -327,9 +330,10 @@ class ImageStore:
             masked = reduce_mask(masked, source.reduced)
         if source.lens is not None:
             grid = self._grid(source.lens, source.camera)
-            rgb = resample(rgb, grid)
+            closed = isinstance(source.lens, PanoramaFace)
+            rgb = resample(rgb, grid, closed=closed)
             masked = None if masked is None else resample_mask(masked, grid)
-            alpha = None if alpha is None else resample(alpha[..., None], grid)[..., 0]
+            alpha = None if alpha is None else resample(alpha[..., None], grid, closed=closed)[..., 0]
             if (unseen := blank(grid)) is not None:
                 masked = unseen if masked is None else masked | unseen
         rgb = np.ascontiguousarray(rgb)
@@ -360,7 +364,7 @@ class ImageStore:
                 "%s hides all of %s: none of its pixels counts%s", source.mask or "alpha", source.path.name, more
             )
 
-    def _grid(self, lens: pycolmap.Camera, camera: Camera) -> Tensor:
+    def _grid(self, lens: pycolmap.Camera | PanoramaFace, camera: Camera) -> Tensor:
         key = (lens_key(lens), camera.width, camera.height)
         return self._grids.get(key, lambda: sampling_grid(lens, camera), lambda grid: grid.nbytes)
 

@@ -15,6 +15,7 @@ from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.foreign_lenses import MAX_SKEW, Brown, colmap_camera
 from splatcli.scene.geodesy import enu_axes, from_geocentric
+from splatcli.scene.panorama import EQUIRECTANGULAR
 from splatcli.scene.parsing import (
     ImageNames,
     check_size,
@@ -164,6 +165,8 @@ def _lens(sensor: ET.Element, label: str, file: Path, notes: list[str]) -> pycol
     if resolution is None:
         raise SceneError(f"{label}: no resolution", where=file, remedy=_EXPORT)
     width, height = (round(_number(resolution.get(key), key, label, file)) for key in ("width", "height"))
+    if kind == "spherical":
+        return colmap_camera(EQUIRECTANGULAR, width, height, [width, height], file, label)
     values = {name: _number(calibration.findtext(name, "0"), name, label, file) for name in _NUMBERS}
     # Metashape's p1 is the factor of r^2 + 2 x^2, OpenCV's p2. The offset is from the middle of the image, whose upper
     # left corner is (0, 0).
@@ -195,7 +198,7 @@ def _lens(sensor: ET.Element, label: str, file: Path, notes: list[str]) -> pycol
     raise SceneError(
         f"{label}: cameras of the type {kind!r} are not read",
         where=file,
-        remedy="frame and fisheye cameras are; convert the others to perspective views in Metashape "
+        remedy="frame, fisheye and spherical cameras are; convert the others to perspective views in Metashape "
         "(File, Export, Convert Images)",
     )
 

@@ -15,7 +15,8 @@ from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.find_images import SUFFIXES, is_file
-from splatcli.scene.foreign_lenses import Brown
+from splatcli.scene.foreign_lenses import Brown, colmap_camera
+from splatcli.scene.panorama import EQUIRECTANGULAR
 from splatcli.scene.parsing import load_json, viewmat_of
 from splatcli.scene.points import RawPoints, read_points_ply
 from splatcli.scene.source import (
@@ -252,7 +253,7 @@ def lens_of(frame: dict[str, Any], document: dict[str, Any], file: Path, label: 
     name = label if own else "the camera at the top of the file"
     fisheye = frame.get("is_fisheye", document.get("is_fisheye", False))
     model = str(frame.get("camera_model", document.get("camera_model", "OPENCV_FISHEYE" if fisheye else "OPENCV")))
-    model = model.upper() if model.upper() in _MODELS else model
+    model = model.upper() if model.upper() in (*_MODELS, EQUIRECTANGULAR) else model
     return TransformsLens(file, name, model, _intrinsics(frame, document, file, name))
 
 
@@ -308,6 +309,8 @@ def _make_lens(
 ) -> pycolmap.Camera:
     values = dict(items)
     w, h = values.get("w", float(width)), values.get("h", float(height))
+    if model == EQUIRECTANGULAR:  # its focal lengths, half the width, say nothing more
+        return colmap_camera(EQUIRECTANGULAR, round(w), round(h), [w, h], file, label)
     fx = values.get("fl_x") or _focal(w, values.get("camera_angle_x")) or values.get("fl_y")
     fy = values.get("fl_y") or (_focal(h, values.get("camera_angle_y")) if "fl_x" not in values else None) or fx
     if fx is None or fy is None:
@@ -322,7 +325,7 @@ def _make_lens(
         raise SceneError(
             f"{label}: camera_model {model!r} is not known",
             where=file,
-            remedy=f"known: {', '.join(_MODELS)}; else undistort the images first",
+            remedy=f"known: {', '.join((*_MODELS, EQUIRECTANGULAR))}; else undistort the images first",
         )
     name, coefficients = _MODELS[model]
     given = {key: values[key] for key in _COEFFICIENTS if values.get(key)}

@@ -15,6 +15,7 @@ from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.foreign_lenses import Brown, angles_of, colmap_camera, nearest_fisheye
+from splatcli.scene.panorama import EQUIRECTANGULAR
 from splatcli.scene.parsing import MAX_BYTES_WITH_POINTS, finite_numbers, lines_of, load_json, viewmat_of
 from splatcli.scene.points import OFF, ImagePoints, RawPoints, stride, with_doubt
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
@@ -31,6 +32,7 @@ _GPS_ERROR, _GPS_SHARE, _NO_GPS = 10.0, 0.25, 999_999.0
 _REDO = "reconstruct again, or export a COLMAP model (opensfm export_colmap)"
 #: Lenses by their names: those with one focal length and no principal point, and those with two and one.
 _PLAIN = ("perspective", "fisheye", "dual")
+_SPHERICAL = ("spherical", "equirectangular")
 _CENTERED = ("brown", "simple_radial", "radial", "fisheye_opencv", "fisheye62", "fisheye624")
 
 
@@ -93,18 +95,19 @@ def _table(document: dict[str, Any], key: str, file: Path) -> dict[str, dict[str
 def _lens(camera: dict[str, Any], label: str, file: Path) -> pycolmap.Camera:
     """Return the lens in pixels: lengths of the file are in units of the longer side, from the middle of the image."""
     kind = camera.get("projection_type", "perspective")
-    if kind not in (*_PLAIN, *_CENTERED):
+    if kind not in (*_PLAIN, *_CENTERED, *_SPHERICAL):
         raise SceneError(
-            f"{label}: cameras of the type {kind!r} are not read, only {', '.join((*_PLAIN, *_CENTERED))}",
+            f"{label}: cameras of the type {kind!r} are not read, only {', '.join((*_PLAIN, *_CENTERED, *_SPHERICAL))}",
             where=file,
-            remedy="undistort the images (opensfm undistort) and name the folder undistorted/; of panoramas, "
-            "splat sfm PHOTOS finds the cameras",
+            remedy="undistort the images (opensfm undistort) and name the folder undistorted/",
         )
 
     def number(key: str, default: float | None = None) -> float:
         return finite_numbers([camera.get(key, default)], 1, f"{label}: {key}", file, _REDO)[0]
 
     width, height = (round(number(key)) for key in ("width", "height"))
+    if kind in _SPHERICAL:
+        return colmap_camera(EQUIRECTANGULAR, width, height, [width, height], file, label)
     side = max(width, height)
     focal = [number(key) for key in (("focal", "focal") if kind in _PLAIN else ("focal_x", "focal_y"))]
     if not all(length > 0 for length in focal) or side < 1:

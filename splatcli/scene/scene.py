@@ -162,10 +162,11 @@ def split_views(
 ) -> tuple[list[int], list[int]]:
     """Return indices of training and held-out views: the layout's own split, else every n-th in name order.
 
-    names: of all views, sorted.
+    names: of all views, sorted. Faces of a panorama overlap and have its name: they are held out together.
     Raises SceneError when none is left to train on.
     """
     everyone = list(range(len(names)))
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     if source.test is not None:
         test = [i for i in everyone if names[i] in source.test]
         held = set(test)
@@ -174,12 +175,12 @@ def split_views(
             notes.append("the scene holds no views out: there will be no figures of quality")
     elif test_every == 0:
         train, test = everyone, []
-    elif len(names) < test_every:
-        notes.append(f"only {counted(len(names), 'view')}: none is held out (one in {test_every} would be)")
+    elif len(numbers) < test_every:
+        notes.append(f"only {counted(len(numbers), 'view')}: none is held out (one in {test_every} would be)")
         train, test = everyone, []
     else:
-        train = [i for i in everyone if i % test_every]
-        test = [i for i in everyone if i % test_every == 0]
+        train = [i for i in everyone if numbers[names[i]] % test_every]
+        test = [i for i in everyone if numbers[names[i]] % test_every == 0]
     if not train:
         raise SceneError(
             f"no view is left to train on: of {counted(len(names), 'view')} {len(test)} are held out",

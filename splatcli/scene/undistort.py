@@ -20,6 +20,7 @@ from splatcli.config import Projection
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import MAX_ANGLE, Camera
+from splatcli.scene.panorama import PanoramaFace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,11 +50,13 @@ _TURNS, _ANGLES, _BEYOND = 128, 257, 1.02
 _FISHEYE = "FISHEYE"
 #: Half sides of an image by which a ray may miss it through rounding.
 _ROUNDED = 1e-4
+#: Pixels that the bicubic kernel reaches beyond a place.
+_KERNEL = 2
 #: Rays that are traced through the lens at a time; bounds the float64 temporaries.
 _CHUNK = 1 << 18
 
 
-def lens_key(lens: pycolmap.Camera) -> LensKey:
+def lens_key(lens: pycolmap.Camera | PanoramaFace) -> LensKey:
     """Return model, width, height and parameters, which are equal for equal lenses."""
     return lens.model_name, int(lens.width), int(lens.height), lens.params.tobytes()
 
@@ -67,11 +70,7 @@ def check_lens(lens: pycolmap.Camera, where: object, label: str) -> None:
     if not (1 <= lens.width <= MAX_SIDE and 1 <= lens.height <= MAX_SIDE):
         raise refuse(f"its size is {lens.width}x{lens.height}")
     if lens.is_spherical():
-        raise SceneError(
-            f"{label}: {lens.model_name} panoramas cannot be seen through a pinhole",
-            where=where,
-            remedy="cut them into perspective views first (pycolmap's panorama example does)",
-        )
+        return  # it has no parameters but its size
     if not lens.verify_params():
         raise refuse(f"{lens.model_name} does not have {len(lens.params)} parameters")
     if not np.isfinite(lens.params).all():
@@ -229,7 +228,7 @@ def _sees_each_ray_once(lens: pycolmap.Camera, pinhole: pycolmap.Camera) -> bool
     return bool(kept.mean() >= 1 - _FOLDED)
 
 
-def sampling_grid(lens: pycolmap.Camera, camera: Camera) -> Tensor:
+def sampling_grid(lens: pycolmap.Camera | PanoramaFace, camera: Camera) -> Tensor:
     """Return where each pixel of ``camera`` is in the lens's image: [1, H, W, 2] float32, x y from -1 to 1.
 
     -1 and 1 are the image's outer edges, so that the grid serves an image of any resolution. What the lens does not
@@ -237,7 +236,7 @@ def sampling_grid(lens: pycolmap.Camera, camera: Camera) -> Tensor:
     """
     import torch
 
-    fov = FieldOfView.of(lens) if camera.model == "fisheye" else None
+    fov = FieldOfView.of(lens) if camera.model == "fisheye" and not isinstance(lens, PanoramaFace) else None
     limit = None if fov is None else fov.limit
     grid = np.empty((camera.height, camera.width, 2), dtype=np.float32)
     rows = max(1, _CHUNK // camera.width)
@@ -265,12 +264,19 @@ def blank(grid: Tensor) -> NDArray[np.bool_] | None:
     return found if found.any() else None
 
 
-def resample(image: NDArray[np.uint8], grid: Tensor) -> NDArray[np.uint8]:
-    """Return an image [h, w, 3] sampled at a grid [1, H, W, 2] with a bicubic kernel, edges repeated: [H, W, 3]."""
+def resample(image: NDArray[np.uint8], grid: Tensor, *, closed: bool = False) -> NDArray[np.uint8]:
+    """Return an image [h, w, 3] sampled at a grid [1, H, W, 2] with a bicubic kernel, edges repeated: [H, W, 3].
+
+    closed: the right edge goes on at the left one, as that of a panorama.
+    """
     import torch
 
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float()
     with torch.inference_mode():
+        if closed:
+            width = pixels.shape[-1]
+            pixels = torch.nn.functional.pad(pixels, (_KERNEL, _KERNEL, 0, 0), mode="circular")
+            grid = grid * torch.tensor([width / (width + 2 * _KERNEL), 1.0])
         found = torch.nn.functional.grid_sample(
             pixels, grid, mode="bicubic", padding_mode="border", align_corners=False
         )

@@ -28,9 +28,9 @@ from splatcli.errors import ResourceError, SplatError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.decode import Header, decode_rgb, open_image
 from splatcli.scene.masks import check_mask, read_mask
+from splatcli.scene.panorama import FACES, face_camera, face_from_rig
 from splatcli.sfm.images import orientation_of
 from splatcli.sfm.options import COLOURS, SMALLER, CameraPer, SfmOptions
-from splatcli.sfm.panorama import FACES, face_camera, face_from_rig
 from splatcli.sfm.phases import Progress
 
 #: prctl(2): the signal that a process gets when the one that made it ends.

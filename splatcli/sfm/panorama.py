@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from splatcli.errors import SceneError
-from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.decode import Header, decode_nonzero, decode_rgb, open_image, read_header
+from splatcli.scene.panorama import FACES, face_camera, face_from_rig, places_of
 
-#: Faces of a panorama, side by side all around. The ground below the camera and the sky above are in none of them.
-FACES = 6
-#: Half of a face's field of view, degrees: across (each overlaps its neighbours by 15 degrees) and up or down.
-_ACROSS, _UP = 37.5, 45.0
 #: JPEG quality of the faces that are written.
 _QUALITY = 95
 #: The name of the projection in GPano's XMP.
@@ -73,21 +68,6 @@ def _closes(rgb: NDArray[np.uint8]) -> bool:
     return bool(seam <= _SEAM * beside + 1 and max(levels[0].std(), levels[-1].std()) <= _POLE)
 
 
-def face_camera(width: int) -> pycolmap.Camera:
-    """Return the lens of the faces of a panorama of ``width`` pixels, as fine as its middle row."""
-    focal = width / (2 * math.pi)
-    size = [max(16, 2 * round(focal * math.tan(math.radians(half)))) for half in (_ACROSS, _UP)]
-    camera = pycolmap.Camera.create_from_model_name(0, "PINHOLE", focal, *size)
-    camera.has_prior_focal_length = True
-    return camera
-
-
-def face_from_rig(face: int) -> NDArray[np.float64]:
-    """Return [3, 3], from the first face's camera frame, which is the panorama's, to that of ``face``; OpenCV axes."""
-    yaw = 2 * math.pi * face / FACES
-    return np.array([[math.cos(yaw), 0.0, -math.sin(yaw)], [0.0, 1.0, 0.0], [math.sin(yaw), 0.0, math.cos(yaw)]])
-
-
 def _places(width: int, height: int, face: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return columns and rows of a panorama that the pixels of a face show; the middle of the first one is 0."""
     camera = face_camera(width)
@@ -95,9 +75,8 @@ def _places(width: int, height: int, face: int) -> tuple[NDArray[np.float64], ND
     x = (np.arange(camera.width) + 0.5 - camera.width / 2) / focal
     y = (np.arange(camera.height) + 0.5 - camera.height / 2) / focal
     rays = np.stack([*np.meshgrid(x, y), np.ones((camera.height, camera.width))], axis=-1) @ face_from_rig(face)
-    east = np.arctan2(rays[..., 0], rays[..., 2])
-    down = np.arctan2(rays[..., 1], np.hypot(rays[..., 0], rays[..., 2]))
-    return (east / (2 * math.pi) + 0.5) * width - 0.5, (down / math.pi + 0.5) * height - 0.5
+    column, row = np.moveaxis(places_of(rays, width, height) - 0.5, -1, 0)
+    return column, row
 
 
 def cut(rgb: NDArray[np.uint8], face: int) -> NDArray[np.uint8]:

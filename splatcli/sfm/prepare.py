@@ -14,6 +14,7 @@ from pathlib import Path
 from splatcli.errors import SceneError, SplatError, UsageError
 from splatcli.scene.decode import Header, decode_rgb
 from splatcli.scene.images import max_pixels
+from splatcli.scene.panorama import face_camera
 from splatcli.sfm.features import SfmImage
 from splatcli.sfm.images import SfmInput, needs_upright_copy, readable
 from splatcli.sfm.options import (
@@ -27,7 +28,7 @@ from splatcli.sfm.options import (
     VIDEO_FRAMES,
     SfmOptions,
 )
-from splatcli.sfm.panorama import are_panoramas, face_camera, is_panorama, write_faces, write_masks
+from splatcli.sfm.panorama import are_panoramas, is_panorama, write_faces, write_masks
 from splatcli.sfm.phases import Phases
 from splatcli.sfm.upright import write_upright, write_upright_mask
 from splatcli.sfm.video import Video, folder_of, read_video, shares, sharpest, sharpness, write_frames

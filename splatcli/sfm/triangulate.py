@@ -16,6 +16,7 @@ from splatcli import machine
 from splatcli.errors import SceneError, UsageError
 from splatcli.progress import Listener
 from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.panorama import PanoramaFace
 from splatcli.sfm.features import Stored
 from splatcli.sfm.images import SfmInput
 from splatcli.sfm.matching import NEIGHBOURS, Pair
@@ -132,10 +133,11 @@ def known_cameras(scene: Scene, inputs: SfmInput) -> dict[str, dict[str, Any]]:
     Each has the lens as COLMAP's ``model``, ``params`` (pixels), ``width`` and ``height``. Its
     ``viewmat`` is [3, 4], world to camera, OpenCV axes, in the units of the scene's files.
 
-    scene: at full size. Raises SceneError where too few images are views, UsageError for a video.
+    scene: at full size. Raises SceneError where too few images are views or one is a panorama, UsageError for a video.
     """
     if inputs.is_video:
         raise UsageError("the frames of a video have no known cameras", where="--cameras", remedy="name their images")
+    _check_flat(scene)
     views = {
         source.path.resolve(): (source, camera)
         for source, camera in zip(scene.images.sources, scene.cameras, strict=True)
@@ -174,8 +176,10 @@ def known_cameras(scene: Scene, inputs: SfmInput) -> dict[str, dict[str, Any]]:
 def images_of(scene: Scene) -> SfmInput:
     """Return the images of a scene as the input of structure from motion, with their masks. scene: at full size.
 
-    Names are relative to the folder that all images lie in or below. Raises SceneError for fewer than MIN_IMAGES.
+    Names are relative to the folder that all images lie in or below. Raises SceneError for fewer than MIN_IMAGES, and
+    for panoramas.
     """
+    _check_flat(scene)
     files = [source.path.absolute() for source in scene.images.sources]
     if len(files) < MIN_IMAGES:
         raise SceneError(f"there are only {len(files)} images, at least {MIN_IMAGES} are needed", where=scene.root)
@@ -194,6 +198,17 @@ def images_of(scene: Scene) -> SfmInput:
         },
         mask_folder,
     )
+
+
+def _check_flat(scene: Scene) -> None:
+    """Raise SceneError for a scene with panoramas."""
+    for source in scene.images.sources:
+        if isinstance(source.lens, PanoramaFace):
+            raise SceneError(
+                "it is a panorama, and points are triangulated of perspective images and fisheyes only",
+                where=source.path,
+                remedy="give the scene points (--points FILE.ply), or find cameras and points: splat sfm PHOTOS",
+            )
 
 
 def _common_folder(files: list[Path]) -> Path:

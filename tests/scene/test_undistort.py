@@ -251,12 +251,6 @@ def test_blank_pixels_are_masked_and_have_no_depth(tmp_path: Path) -> None:
         assert (image.pixels[45:55, 60:100] == 255).all()
 
 
-def test_panoramas_are_refused(tmp_path: Path) -> None:
-    made.colmap_scene(tmp_path, camera=made.lens("EQUIRECTANGULAR", [64.0, 48.0]))
-    with pytest.raises(SceneError, match="EQUIRECTANGULAR panoramas"):
-        read_scene(tmp_path, DataConfig())
-
-
 def test_the_map_of_a_camera_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import splatcli.scene.images as images
 

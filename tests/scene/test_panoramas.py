@@ -1,0 +1,231 @@
+"""Panoramas with poses are trained as perspective faces, in whichever layout the poses come."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.spatial.transform import Rotation
+
+from splatcli.config import DataConfig
+from splatcli.errors import SceneError
+from splatcli.scene.read import read_scene
+from splatcli.scene.scene import Scene, known_depths
+from splatcli.scene.source import SceneProblems
+from tests.forked import splat_command
+from tests.native.cases import NEEDS_COMPILER
+
+WIDTH, HEIGHT, COUNT, FACES = 512, 256, 9, 6
+NAMES = [f"{i:02d}.png" for i in range(COUNT)]
+#: World to camera of each panorama, OpenCV axes.
+TURNS = [Rotation.from_euler("yxz", [40 * i, 5 - i, 3 * i], degrees=True).as_matrix() for i in range(COUNT)]
+CENTERS = [np.array([np.cos(0.7 * i), 0.1 * i, np.sin(0.7 * i)]) for i in range(COUNT)]
+POINTS = np.random.default_rng(3).uniform(-3, 3, (40, 3))
+
+
+def colours(directions: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[..., 3] levels of a distant world in directions [..., 3]."""
+    unit = directions / np.linalg.norm(directions, axis=-1, keepdims=True)
+    waves = [np.sin(3 * unit[..., 0] + 2 * unit[..., k] + k) * np.cos(4 * unit[..., 2]) for k in range(3)]
+    return 127.5 + 100 * np.stack(waves, axis=-1)
+
+
+def panorama(turn: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """What a camera sees all around: longitude to the right from behind, latitude from above to below."""
+    x, y = np.meshgrid(np.arange(WIDTH) + 0.5, np.arange(HEIGHT) + 0.5)
+    longitude, down = (x / WIDTH - 0.5) * 2 * np.pi, (y / HEIGHT - 0.5) * np.pi
+    ahead = np.cos(down)
+    rays = np.stack([ahead * np.sin(longitude), np.sin(down), ahead * np.cos(longitude)], axis=-1)
+    return np.round(colours(rays @ turn)).astype(np.uint8)
+
+
+def poses() -> list[NDArray[np.float64]]:
+    """[4, 4] camera to world of each panorama, OpenCV axes."""
+    made = []
+    for turn, center in zip(TURNS, CENTERS, strict=True):
+        pose = np.eye(4)
+        pose[:3, :3], pose[:3, 3] = turn.T, center
+        made.append(pose)
+    return made
+
+
+def write_colmap(root: Path) -> None:
+    model = root / "sparse" / "0"
+    model.mkdir(parents=True)
+    (model / "cameras.txt").write_text(f"1 EQUIRECTANGULAR {WIDTH} {HEIGHT} {WIDTH} {HEIGHT}\n")
+    lines = []
+    for i, (turn, center) in enumerate(zip(TURNS, CENTERS, strict=True)):
+        x, y, z, w = Rotation.from_matrix(turn).as_quat()
+        t = -turn @ center
+        lines.append(f"{i + 1} {w} {x} {y} {z} {t[0]} {t[1]} {t[2]} 1 {NAMES[i]}\n\n")
+    (model / "images.txt").write_text("".join(lines))
+    # Every point is seen by the second panorama.
+    rows = (f"{i + 1} {x} {y} {z} 90 120 150 0.5 2 {i}\n" for i, (x, y, z) in enumerate(POINTS))
+    (model / "points3D.txt").write_text("".join(rows))
+
+
+def write_nerfstudio(root: Path) -> None:
+    flip = np.diag([1.0, -1.0, -1.0, 1.0])
+    frames = [
+        {"file_path": f"images/{name}", "transform_matrix": (pose @ flip).tolist()}
+        for name, pose in zip(NAMES, poses(), strict=True)
+    ]
+    head = {"camera_model": "EQUIRECTANGULAR", "fl_x": WIDTH / 2, "fl_y": HEIGHT, "w": WIDTH, "h": HEIGHT}
+    (root / "transforms.json").write_text(json.dumps({**head, "frames": frames}))
+
+
+def write_metashape(root: Path) -> None:
+    cameras = "".join(
+        f'<camera id="{i}" sensor_id="0" label="{NAMES[i]}">'
+        f"<transform>{' '.join(map(str, pose.ravel()))}</transform></camera>"
+        for i, pose in enumerate(poses())
+    )
+    size = f'<resolution width="{WIDTH}" height="{HEIGHT}"/>'
+    (root / "cameras.xml").write_text(
+        '<?xml version="1.0" encoding="UTF-8"?><document version="2.0.0"><chunk label="Chunk 1" enabled="true">'
+        f'<sensors><sensor id="0" label="unknown" type="spherical">{size}'
+        f'<calibration type="spherical" class="adjusted">{size}</calibration></sensor></sensors>'
+        f"<cameras>{cameras}</cameras></chunk></document>"
+    )
+
+
+def write_opensfm(root: Path) -> None:
+    shots = {
+        name: {
+            "rotation": Rotation.from_matrix(turn).as_rotvec().tolist(),
+            "translation": (-turn @ center).tolist(),
+            "camera": "v2 all 512 256 spherical 0.85",
+        }
+        for name, turn, center in zip(NAMES, TURNS, CENTERS, strict=True)
+    }
+    camera = {"projection_type": "spherical", "width": WIDTH, "height": HEIGHT}
+    document = [{"cameras": {"v2 all 512 256 spherical 0.85": camera}, "shots": shots, "points": {}}]
+    (root / "reconstruction.json").write_text(json.dumps(document))
+
+
+def make(root: Path, write: Callable[[Path], None]) -> Path:
+    (root / "images").mkdir(parents=True)
+    for name, turn in zip(NAMES, TURNS, strict=True):
+        Image.fromarray(panorama(turn)).save(root / "images" / name)
+    write(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def posed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("panoramas") / "scene", write_colmap)
+
+
+def off(scene: Scene, number: int) -> float:
+    """Largest difference of a view from the world, in levels."""
+    camera = scene.cameras[number]
+    x, y = np.meshgrid(np.arange(camera.width) + 0.5, np.arange(camera.height) + 0.5)
+    rays = np.stack([(x - camera.cx) / camera.fx, (y - camera.cy) / camera.fy, np.ones_like(x)], axis=-1)
+    wanted = colours(rays @ camera.viewmat[:3, :3])
+    return float(np.abs(scene.images.load(number) - wanted).max())
+
+
+@pytest.mark.parametrize("write", [write_colmap, write_nerfstudio, write_metashape, write_opensfm])
+@pytest.mark.parametrize("resolution", [1, 2])
+def test_faces_show_what_a_camera_sees_there(tmp_path: Path, write: Callable[[Path], None], resolution: int) -> None:
+    scene = read_scene(make(tmp_path / "scene", write), DataConfig(resolution=resolution))
+    assert [camera.name for camera in scene.cameras] == [
+        f"{name}/{face}.png" for name in NAMES for face in range(FACES)
+    ]
+    # 512 pixels around are 81.5 a radian: tan 37.5 and tan 45 degrees on either side.
+    assert {(c.width, c.height) for c in scene.cameras} == {(126 // resolution, 162 // resolution)}
+    assert scene.cameras[0].fx == pytest.approx(WIDTH / (2 * np.pi) / resolution)
+    for number in range(0, len(scene.cameras), 1 if write is write_colmap else 7):
+        camera = scene.cameras[number]
+        center = -camera.viewmat[:3, :3].T @ camera.viewmat[:3, 3] + scene.offset
+        np.testing.assert_allclose(center, CENTERS[number // FACES], atol=1e-9)
+        # Half a level of rounding twice, and what sampling misses; at half the size an average over four pixels.
+        assert off(scene, number) < (1.6 if resolution == 1 else 4.0), camera.name
+    looks = [camera.viewmat[2, :3] @ TURNS[0].T for camera in scene.cameras[:FACES]]
+    angles = np.degrees(np.arctan2([look[0] for look in looks], [look[2] for look in looks]))
+    np.testing.assert_allclose((angles + 1) % 360, np.arange(FACES) * 60 + 1, atol=1e-9)
+
+
+def test_a_panorama_is_held_out_with_all_its_faces(posed: Path) -> None:
+    scene = read_scene(posed, DataConfig())
+    held = {scene.cameras[number].name for number in scene.test}
+    assert held == {f"{name}/{face}.png" for name in (NAMES[0], NAMES[8]) for face in range(FACES)}
+    assert sorted([*scene.train, *scene.test]) == list(range(COUNT * FACES))
+    assert any("9 images are cut into 6 perspective faces" in note for note in scene.notes)
+
+
+def test_faces_know_the_depths_of_the_points_that_their_panorama_sees(posed: Path) -> None:
+    scene = read_scene(posed, DataConfig(depths="auto", near_share=0.0, max_point_error=0.0))
+    counts = [len(known_depths(scene, number).pixels) for number in range(len(scene.cameras))]
+    assert not any(counts[:FACES]), "the first panorama sees none"
+    view = TURNS[1] @ (POINTS - CENTERS[1]).T
+    around = np.abs(view[1]) < 0.85 * np.hypot(view[0], view[2])
+    assert around.sum() <= sum(counts[FACES : 2 * FACES]) <= 2 * len(POINTS), "faces overlap"
+
+
+def test_masks_are_cut_with_their_panorama(tmp_path: Path) -> None:
+    root = make(tmp_path / "scene", write_colmap)
+    (root / "masks").mkdir()
+    for name in NAMES:
+        mask = np.full((HEIGHT, WIDTH), 255, dtype=np.uint8)
+        mask[:, WIDTH // 2 :] = 0  # what lies to the right of the middle
+        Image.fromarray(mask).save(root / "masks" / name)
+    scene = read_scene(root, DataConfig())
+    shares = [scene.images.image(number).masked.mean() for number in range(FACES)]
+    np.testing.assert_allclose(shares, [0.5, 1, 1, 0.5, 0, 0], atol=0.01)
+
+
+def test_depth_maps_of_panoramas_are_refused(tmp_path: Path) -> None:
+    root = make(tmp_path / "scene", write_colmap)
+    (root / "depths").mkdir()
+    for name in NAMES:
+        np.save(root / "depths" / f"{name}.npy", np.ones((HEIGHT, WIDTH), dtype=np.float32))
+    with pytest.raises(SceneProblems) as caught:
+        read_scene(root, DataConfig(depths="depths"))
+    assert all("depth map of a panorama" in problem.what for problem in caught.value.problems)
+    assert caught.value.problems[0].where == str(root / "depths" / f"{NAMES[0]}.npy")
+
+
+def test_a_panorama_of_another_shape_than_its_camera_is_refused(tmp_path: Path) -> None:
+    root = make(tmp_path / "scene", write_colmap)
+    Image.fromarray(panorama(TURNS[3])[:200]).save(root / "images" / NAMES[3])
+    with pytest.raises(SceneError, match="512x200 pixels, its camera 512x256"):
+        read_scene(root, DataConfig())
+
+
+def splat(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*splat_command(), *map(str, words)], capture_output=True, text=True, check=False)
+
+
+@NEEDS_COMPILER
+def test_commands_work_on_panoramas(posed: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = splat("train", posed, "-n", 6, "--stop-at", 3, "-r", 2, "-o", run, "--set", "strategy.prune_opacity=0.0001")
+    assert done.returncode == 0, done.stderr
+    done = splat("resume", run)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(splat("eval", run, "--json").stdout.splitlines()[-1])
+    held = [f"{name}/{face}.png" for name in (NAMES[0], NAMES[8]) for face in range(FACES)]
+    assert [view["name"] for view in figures["views"]] == held
+    done = splat("render", run, "--views", "test", "-o", tmp_path / "pictures")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "pictures" / NAMES[8] / "5.png").is_file()
+    assert "54 EQUIRECTANGULAR" in splat("info", posed).stdout
+
+
+@NEEDS_COMPILER
+def test_points_are_not_triangulated_from_panoramas(tmp_path: Path) -> None:
+    root = make(tmp_path / "scene", write_nerfstudio)
+    done = splat("sfm", root / "images", "--cameras", root, "-o", tmp_path / "sfm")
+    assert done.returncode == 3, done.stderr
+    assert "perspective images and fisheyes only" in done.stderr
+    assert "help:" in done.stderr
+    done = splat("train", root, "-n", 2, "-r", 2, "-o", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "training begins with random points" in done.stderr
