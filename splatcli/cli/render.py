@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from splatcli.render.output import Target
     from splatcli.render.scoring import GroundTruth
     from splatcli.render.selection import PathOptions, Views
-    from splatcli.render.view_renderer import RenderedView, ViewRenderer
-    from splatcli.scene.camera import Camera, CameraModel
+    from splatcli.render.view_renderer import RenderedView, RenderProjection, ViewRenderer
+    from splatcli.scene.camera import Camera
     from splatcli.scene.scene import Scene
     from splatcli.train.events import ViewScore
 
@@ -128,8 +128,8 @@ class RenderArguments:
         typer.Option(
             "--projection",
             metavar="MODEL",
-            help="pinhole; fisheye, 180 degrees from corner to corner; or ortho, which shows the same extent at the "
-            "scene's median depth.  [default: that of the cameras]",
+            help="pinhole; fisheye, 180 degrees from corner to corner; equirectangular, all around; or ortho, which "
+            "shows the same extent at the scene's median depth.  [default: that of the cameras]",
         ),
     ] = None
     background: Annotated[
@@ -239,6 +239,7 @@ def render(args: RenderArguments) -> int:
       splat render output/scene --views camera_path.json -o film.mp4
       splat render output/scene --views test --projection fisheye -o fisheye
       splat render output/scene --views all --projection ortho -o maps
+      splat render output/scene --views orbit --projection equirectangular --size 3840x1920 -o around.mp4
       splat render output/scene --views orbit -o orbit.mp4 --save-cameras orbit.camera_path.json
       splat render output/scene --views test --format exr --what rgb,alpha,depth
       splat render point_cloud.ply --views cameras.json --background white
@@ -316,11 +317,14 @@ def _path_options(args: RenderArguments, views: str) -> PathOptions:
             refuse_for_views(flag, views, concerns)
     if args.order not in (None, "name", "nearest"):
         raise UsageError(f"{args.order!r} is not an order", where="--order", remedy="name or nearest")
-    if args.fov is not None and args.projection == "fisheye":
+    shown = {"fisheye": "a fisheye shows 180 degrees from corner to corner", "equirectangular": "a panorama shows all"}
+    if args.fov is not None and args.projection in shown:
+        raise UsageError(shown[args.projection], where="--fov, --projection", remedy="leave one out")
+    if args.save_cameras is not None and args.projection == "equirectangular":
         raise UsageError(
-            "a fisheye shows 180 degrees from corner to corner",
-            where="--fov, --projection",
-            remedy="leave one out",
+            "camera files hold no panoramas",
+            where="--save-cameras, --projection",
+            remedy="leave one out; without --projection the cameras are those at the positions of the panoramas",
         )
     if args.cameras is not None and views not in PATHS:
         raise UsageError("only paths are made from cameras", where="--cameras", remedy=f"--views {args.cameras}")
@@ -347,7 +351,7 @@ class RenderOptions:
     kinds: tuple[str, ...] | None
     side_by_side: bool
     size: tuple[int, int] | None
-    projection: CameraModel | None
+    projection: RenderProjection | None
     background: tuple[float, float, float] | None
     depth_range: tuple[float, float] | None
     fps: float | None
@@ -362,9 +366,11 @@ def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderO
     from splatcli.render.output import resolve_target
     from splatcli.render.view_renderer import ViewRenderer
 
-    if opts.size is not None:
+    if opts.projection == "equirectangular":
+        chosen = chosen.panoramas(opts.size)
+    elif opts.size is not None:
         chosen = chosen.sized(*opts.size)
-    if opts.projection is not None:
+    if opts.projection is not None and opts.projection != "equirectangular":
         chosen = chosen.projected(opts.projection, lambda camera: median_distance(model.gaussians, camera))
     if chosen.note is not None:
         out.note(f"note: {chosen.note}")

@@ -1,6 +1,7 @@
 """Images of a view: colour, depth, opacity and normals as numbers, as 8-bit images and as PNG.
 
 Depth is the mean camera z of what is blended into a pixel, in scene units: along the optical axis, not along the ray.
+That of a panorama is the distance.
 
 Normals are the Gaussians' shortest axes, turned towards the camera and blended like colours. Training flattens
 Gaussians along surfaces, so these are the surfaces as the model has them. Differences of depths were the other choice:
@@ -29,6 +30,7 @@ from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.rasterizer import render
 from splatcli.rasterizer.rendering import Render, chunk_bounds
 from splatcli.render.colour_maps import ByteImage, Floats, by_rows, depth_image, to_bytes
+from splatcli.render.panorama import Panorama, render_panorama
 from splatcli.rotation import rotation_matrices
 from splatcli.scene.camera import Camera
 from splatcli.sizes import evenly
@@ -82,10 +84,17 @@ class ModelRenderer:
 
     def render_maps(self, camera: Camera) -> RenderedMaps:
         """Render one view. Raise ResourceError as ``render``."""
+        if isinstance(camera, Panorama):
+            maps = render_panorama(camera, lambda face: self._maps(face, replace(self._settings, recolour=None)))
+            recolour = self._settings.recolour
+            return maps if recolour is None else replace(maps, rgb=recolour(camera, maps.rgb))
+        return self._maps(camera, self._settings)
+
+    def _maps(self, camera: Camera, settings: RenderSettings) -> RenderedMaps:
         self._rendered += 1
         if self._rendered == _BOUNDED_FROM and self._gaussians.device.type == "cpu":
             self._bounds = chunk_bounds(self._gaussians)
-        shown = _render(self._gaussians, camera, self._settings, self._bounds)
+        shown = _render(self._gaussians, camera, settings, self._bounds)
         rgb, alpha = shown.image, shown.alpha.cpu().numpy()
         mean = by_rows(_mean_depth, shown.depth.cpu().numpy(), alpha)
         del shown  # and with it the sums of depths, before there are normals

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from splatcli.errors import UsageError
 from splatcli.render.camera_files import read_camera_file
 from splatcli.render.camera_paths import Rig, circle, ellipse, nearest_order, orbit, spiral, through
+from splatcli.render.panorama import panorama_of
 from splatcli.scene.camera import NEAR, Camera, CameraModel
 from splatcli.sizes import listed
 
@@ -86,6 +87,10 @@ class Views:
                 away = [float(np.median(away))] * len(self.cameras)
         changed = [_of_model(camera, model, z) for camera, z in zip(self.cameras, away, strict=True)]
         return replace(self, cameras=changed, from_run=False)
+
+    def panoramas(self, size: tuple[int, int] | None) -> Views:
+        """Return the panoramas from the positions of the views. size: width and height. Raises UsageError."""
+        return replace(self, cameras=[panorama_of(camera, size) for camera in self.cameras], from_run=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

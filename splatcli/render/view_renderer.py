@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,12 +41,17 @@ def parse_size(text: str) -> tuple[int, int]:
     return width, height
 
 
-def parse_projection(text: str) -> CameraModel:
-    """Return the camera model that is named. Raise UsageError."""
-    for model in MODELS:
-        if text == model:
-            return model
-    raise UsageError(f"{text!r} is not a projection", where="--projection", remedy=" or ".join(MODELS))
+#: A camera model, or a panorama.
+RenderProjection = CameraModel | Literal["equirectangular"]
+
+
+def parse_projection(text: str) -> RenderProjection:
+    """Return the projection that is named. Raise UsageError."""
+    known: tuple[RenderProjection, ...] = (*MODELS, "equirectangular")
+    for projection in known:
+        if text == projection:
+            return projection
+    raise UsageError(f"{text!r} is not a projection", where="--projection", remedy=" or ".join(known))
 
 
 def parse_numbers(text: str, count: int, where: str, remedy: str) -> tuple[float, ...]:

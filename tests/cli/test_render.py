@@ -177,6 +177,21 @@ class TestPaths:
         assert path.code == 2
         assert "the views are ortho" in path.err
 
+    def test_panoramas_are_rendered(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        words = ("render", finished_run, "--projection", "equirectangular", "-q", "-o")
+        done = splat(*words, tmp_path / "all", "--views", "test", "--size", "64x32", "--what", "rgb,depth")
+        assert done.code == 0, done.err
+        assert {imageio.imread(path).shape[:2] for path in done.lines} == {(32, 64)}
+        assert len({Path(path).parent.name for path in done.lines}) == 2
+        done = splat(*words, tmp_path / "path.exr", "--views", "orbit", "--frames", 1, "--size", "64x32")
+        assert done.code == 0, done.err
+        frames = splat(*words, "-", "--format", "raw", "--views", "orbit", "--frames", 2, "--size", "64x32")
+        assert frames.code == 0, frames.err
+        one = splat(*words, tmp_path / "fine", "--views", "test")
+        assert one.code == 0, one.err
+        height, width = imageio.imread(one.lines[0]).shape[:2]
+        assert width == 2 * height > 64
+
     def test_cameras_are_saved_as_a_camera_path_by_suffix(
         self, splat: Splat, finished_run: Path, tmp_path: Path
     ) -> None:
@@ -351,6 +366,10 @@ class TestStdout:
         (["--size", "640"], 2, "is not a size"),
         (["--projection", "panorama"], 2, "'panorama' is not a projection"),
         (["--projection", "ortho", "--what", "error"], 2, "no images of their size and projection"),
+        (["--projection", "equirectangular", "--what", "error"], 2, "no images of their size and projection"),
+        (["--projection", "equirectangular", "--size", "64x48"], 2, "twice as wide as high"),
+        (["--projection", "equirectangular", "--views", "orbit", "--fov", "60"], 2, "a panorama shows all"),
+        (["--projection", "equirectangular", "--save-cameras", "x.json"], 2, "camera files hold no panoramas"),
         (["--size", "0x5"], 2, "is not a size"),
         (["--size", "100000x100000"], 2, "sides from 1 to 65536 pixels"),
         (["--size", "٣x5"], 2, "is not a size"),

@@ -727,12 +727,12 @@ HARMS: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
         ("project.xml", "document type"),
     ),
     "no focal number": ("metashape", replaced("project.xml", "<f>272.0<", "<f>wide<"), ("project.xml", "f is 'wide'")),
-    "spherical": (
+    "cylindrical": (
         "metashape",
         lambda root: (root / "project.xml").write_text(
-            (root / "project.xml").read_text().replace("frame", "spherical")
+            (root / "project.xml").read_text().replace("frame", "cylindrical")
         ),
-        ("project.xml", "cameras of the type 'spherical' are not read", "perspective views"),
+        ("project.xml", "cameras of the type 'cylindrical' are not read", "perspective views"),
     ),
     "p3": ("metashape", replaced("project.xml", "</p2>", "</p2><p3>0.1</p3>"), ("project.xml", "p3 and p4")),
     "skew": ("metashape", replaced("project.xml", "</p2>", "</p2><b2>5</b2>"), ("project.xml", "b2 = 5")),
@@ -829,12 +829,12 @@ HARMS: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
         lambda root: (root / "reconstruction.json").write_text("[]"),
         ("reconstruction.json", "has no reconstruction"),
     ),
-    "a spherical camera": (
+    "a new kind of camera": (
         "opensfm",
         lambda root: (root / "reconstruction.json").write_text(
-            (root / "reconstruction.json").read_text().replace('"brown"', '"spherical"')
+            (root / "reconstruction.json").read_text().replace('"brown"', '"cylinder"')
         ),
-        ("reconstruction.json", "'spherical' are not read", "splat sfm"),
+        ("reconstruction.json", "'cylinder' are not read", "opensfm undistort"),
     ),
     "no translation": (
         "opensfm",
