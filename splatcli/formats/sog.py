@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from splatcli import __version__
@@ -272,7 +272,22 @@ _MAX_MEMBERS = 1000
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Vector = Annotated[list[Finite], Field(min_length=3, max_length=3)]
-Codebook = Annotated[list[Finite], Field(min_length=CODES, max_length=CODES)]
+
+
+def _filled(codebook: object) -> object:
+    """Return a codebook with a number in place of a first entry that is null: the one that PlayCanvas' engine takes.
+
+    SuperSplat wrote null where no value belonged to that entry.
+    """
+    if not (isinstance(codebook, list) and len(codebook) == CODES and codebook[0] is None):
+        return codebook
+    try:
+        return [codebook[1] + (codebook[1] - codebook[-1]) / (CODES - 1), *codebook[1:]]
+    except (TypeError, OverflowError):  # more that is no number, which is an error below
+        return codebook
+
+
+Codebook = Annotated[list[Finite], BeforeValidator(_filled), Field(min_length=CODES, max_length=CODES)]
 Name = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^/\\\x00]+$")]
 Files = Annotated[list[Name], Field(min_length=1, max_length=2)]
 

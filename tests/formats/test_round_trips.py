@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
-from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
+from splatcli.checkpoint.foreign.imported import Columns, ImportOptions, to_gaussians
+from splatcli.errors import ModelFileError
 from splatcli.formats.format import ExportMetadata, Format
 from splatcli.formats.registry import FORMATS, import_model
 from splatcli.formats.selection import select
@@ -233,3 +236,23 @@ def test_either_name_in_a_sog_says_it(changes: dict[str, object], antialiased: b
     meta = tmp_path / "meta.json"
     meta.write_text(json.dumps(json.loads(meta.read_text()) | changes))
     assert import_model(meta).antialiased == antialiased
+
+
+@pytest.mark.parametrize("part", ["scales", "sh0", "shN"])
+def test_a_sog_whose_first_code_is_null_is_read(part: str, tmp_path: Path) -> None:
+    """SuperSplat wrote such files; the entry is as far below the second as the others lie apart in the mean."""
+    for name, content in sog_files(scene(300, 1)).items():
+        (tmp_path / name).write_bytes(content)
+    meta = tmp_path / "meta.json"
+    document = json.loads(meta.read_text())
+    codes = document[part]["codebook"]
+
+    def read(first: float | None, second: float | None = codes[1]) -> Columns[Tensor]:
+        document[part]["codebook"] = [first, second, *codes[2:]]
+        meta.write_text(json.dumps(document))
+        return import_model(meta).columns
+
+    for found, wanted in zip(read(None), read(codes[1] + (codes[1] - codes[255]) / 255), strict=True):
+        assert torch.equal(found, wanted)
+    with pytest.raises(ModelFileError, match=rf"{part}\.codebook"):
+        read(None, None)
