@@ -156,9 +156,7 @@ def _lenses(chunk: ET.Element, file: Path, problems: Problems, notes: list[str])
 
 def _lens(sensor: ET.Element, label: str, file: Path, notes: list[str]) -> pycolmap.Camera:
     found = sorted(sensor.findall("calibration"), key=lambda one: one.get("class") != "adjusted")
-    if not found:
-        raise SceneError(f"{label}: it is not calibrated", where=file, remedy="align the photos, and export again")
-    calibration = found[0]
+    calibration = found[0] if found else _of_pixels(sensor, label, file, notes)
     kind = calibration.get("type") or sensor.get("type") or "frame"
     resolution = calibration.find("resolution")
     resolution = sensor.find("resolution") if resolution is None else resolution
@@ -201,6 +199,32 @@ def _lens(sensor: ET.Element, label: str, file: Path, notes: list[str]) -> pycol
         remedy="frame, fisheye and spherical cameras are; convert the others to perspective views in Metashape "
         "(File, Export, Convert Images)",
     )
+
+
+def _of_pixels(sensor: ET.Element, label: str, file: Path, notes: list[str]) -> ET.Element:
+    """Return the calibration of a sensor without one, as of cameras that were imported with their poses.
+
+    Metashape takes the focal length of its lens and the size of its pixels, both in millimetres, and no distortion.
+    """
+    given = {one.get("name"): one.get("value") for one in sensor.iterfind("property")}
+    names = ("focal_length", "pixel_width", "pixel_height")
+    if not given.keys() >= {*names}:
+        raise SceneError(f"{label}: it is not calibrated", where=file, remedy="align the photos, and export again")
+    focal, wide, high = (_number(given[name], name, label, file) for name in names)
+    if not (focal > 0 and wide > 0 and high > 0):
+        raise SceneError(
+            f"{label}: its focal length or its pixels' size is not positive",
+            where=file,
+            remedy=f"correct them (Tools, Camera Calibration), and {_EXPORT}",
+        )
+    calibration = ET.Element("calibration")
+    ET.SubElement(calibration, "f").text = repr(focal / high)
+    ET.SubElement(calibration, "b1").text = repr(focal / wide - focal / high)
+    notes.append(
+        f"{label}: it is not calibrated: its focal length, {focal / wide:.6g} pixels, is that of its lens and the size "
+        "of its pixels, and it has no distortion"
+    )
+    return calibration
 
 
 def _check_skew(b2: float, focal: float, cy: float, height: int, label: str, file: Path, notes: list[str]) -> None:

@@ -1,6 +1,7 @@
 """RealityCapture's and RealityScan's cameras: a table (Internal/External camera parameters), or an XMP file an image.
 
-The templates of the exports (calibration.xml) and Epic's "RealityCapture XMP Camera Math" say what the numbers mean.
+The table has angles, or, "OpenCV-compliant", matrices and pixels. The templates of the exports (calibration.xml) and
+Epic's "RealityCapture XMP Camera Math" say what the numbers mean.
 """
 
 from __future__ import annotations
@@ -41,14 +42,20 @@ _EXPORT_XMP = "export the XMP files again: Alignment, Export, Metadata (XMP), wi
 #: Names of the columns in the newer files -> those in the older ones.
 _NAMES = {"yaw": "heading", "f_35mm": "f", "px_norm": "px", "py_norm": "py"}
 _NEEDED = {"name", "x", "y", "alt", "heading", "pitch", "roll", "f"}
+#: Those of the OpenCV-compliant table: world to camera, R row by row.
+_TRANSLATION, _ROTATION = ("tx", "ty", "tz"), tuple(f"r{row}{column}" for row in range(3) for column in range(3))
+_PIXELS = ("f_pix", "px_pix", "py_pix")
+_NEEDED_OPENCV = {"name", *_TRANSLATION, *_ROTATION, *_PIXELS}
 _COEFFICIENTS = ("k1", "k2", "k3", "k4", "t1", "t2")
 _OPTIONAL = ("px", "py", *_COEFFICIENTS)
 #: What separates the cells of a table; those after the first are what spreadsheets write where decimals have commas.
 _DELIMITERS = ",;\t"
-#: Lines before the header, such as the number of cameras.
-_BEFORE = 3
+#: Lines before the header: the number of cameras, or remarks.
+_BEFORE = 20
 #: Millimetres of the longer side of 35 mm film.
 _FILM = 36.0
+#: Part of an image's side by which a principal point may lie off the middle. Images of half the size are farther off.
+_OFF_MIDDLE = 0.25
 #: Degrees that the cameras of a scene may be apart, and how many times further from zero they are then.
 _DEGREES_APART, _DEGREES_AWAY = 0.2, 50.0
 
@@ -93,6 +100,34 @@ class FilmLens:
         return Brown(focal, focal, *center, self.radial, self.tangential).camera(width, height, self.file, self.label)
 
 
+@dataclass(frozen=True, slots=True)
+class PixelLens:
+    """A lens in pixels of the image, whatever its size: the table does not have it.
+
+    center: from the upper left corner. tangential: in OpenCV's order.
+    """
+
+    file: Path
+    label: str
+    focal: float
+    center: tuple[float, float]
+    radial: tuple[float, ...]
+    tangential: tuple[float, float]
+
+    def __call__(self, width: int, height: int) -> pycolmap.Camera:
+        x, y = self.center
+        if max(abs(x / width - 0.5), abs(y / height - 0.5)) > _OFF_MIDDLE:
+            raise SceneError(
+                f"{self.label}: its principal point ({x:g}, {y:g}) is not near the middle of its {width}x{height} "
+                f"pixels: the table is of images of about {2 * x:.0f}x{2 * y:.0f}",
+                where=self.file,
+                remedy="use the images that were aligned, at their size; or export Internal/External camera "
+                "parameters, which suit every size",
+            )
+        lens = Brown(self.focal, self.focal, *self.center, self.radial, self.tangential)
+        return lens.camera(width, height, self.file, self.label)
+
+
 def read_realitycapture(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
     """Read the cameras of the table, else of the XMP files, in their coordinates: z up, x east, y north if placed."""
     folders = [root / "images", root]
@@ -103,10 +138,13 @@ def read_realitycapture(root: Path, data: DataConfig, problems: Problems) -> Sce
     file = only_one(files, "RealityCapture cameras")
     check_size(file)
     views = []
-    for line, row in _rows(file):
+    rows = _rows(file)
+    opencv = rows[0][1].keys() >= _NEEDED_OPENCV
+    for line, row in rows:
         with problems.collect():
-            views.append(_view(row, file, line, names))
-    _check_metres(views, file)
+            views.append((_view_opencv if opencv else _view)(row, file, line, names))
+    if not opencv:
+        _check_metres(views, file)
     source = SceneSource(root, file, views, folders)
     with problems.collect():
         source.points = points_beside(file, data.max_points)
@@ -126,7 +164,7 @@ def _header(lines: list[str]) -> tuple[int, list[str], str] | None:
         for delimiter in _DELIMITERS:
             names = [name.strip().strip('"').lstrip("#").strip().lower() for name in line.split(delimiter)]
             names = [_NAMES.get(name, name) for name in names]
-            if set(names) >= _NEEDED:
+            if set(names) >= _NEEDED or set(names) >= _NEEDED_OPENCV:
                 return number, names, delimiter
     return None
 
@@ -165,9 +203,7 @@ def _rows(file: Path) -> list[tuple[int, dict[str, str]]]:
 
 def _view(row: dict[str, str], file: Path, line: int, names: ImageNames) -> View:
     where = f"{file}:{line}"
-    if not row.get("name"):
-        raise SceneError("has no name of an image", where=where, remedy="correct or remove that line")
-    label = f"camera {row['name']!r}"
+    label = _label(row, where)
     values = {name: _number(row, name, where, label) for name in (_NEEDED - {"name"})}
     values |= {name: _number(row, name, where, label) if name in row else 0.0 for name in _OPTIONAL}
     coefficients = [values[name] for name in _COEFFICIENTS]
@@ -177,12 +213,36 @@ def _view(row: dict[str, str], file: Path, line: int, names: ImageNames) -> View
     return View(names(row["name"]), lens, viewmat_of(rotation, center, where, label, opengl=True), label)
 
 
+def _view_opencv(row: dict[str, str], file: Path, line: int, names: ImageNames) -> View:
+    where = f"{file}:{line}"
+    label = _label(row, where)
+    rotation = np.array([_number(row, name, where, label) for name in _ROTATION]).reshape(3, 3)
+    shift = np.array([_number(row, name, where, label) for name in _TRANSLATION])
+    focal, *center = (_number(row, name, where, label) for name in _PIXELS)
+    *radial, t1, t2 = (_number(row, name, where, label) if name in row else 0.0 for name in _COEFFICIENTS)
+    _check_focal(focal, "f_pix", where, label)
+    lens = PixelLens(file, label, focal, (center[0], center[1]), tuple(radial), (t2, t1))
+    viewmat = viewmat_of(rotation.T, -rotation.T @ shift, where, label, opengl=False)
+    return View(names(row["name"]), lens, viewmat, label)
+
+
+def _label(row: dict[str, str], where: object) -> str:
+    """Return what to call the camera of a row. Raises SceneError for one without a name."""
+    if not row.get("name"):
+        raise SceneError("has no name of an image", where=where, remedy="correct or remove that line")
+    return f"camera {row['name']!r}"
+
+
+def _check_focal(focal: float, name: str, where: object, label: str) -> None:
+    if not focal > 0:
+        raise SceneError(f"{label}: {name} is {focal:g}; a focal length is positive", where=where, remedy=_EXPORT)
+
+
 def _lens(
     focal: float, offset: tuple[float, float], coefficients: Sequence[float], file: Path, where: object, label: str
 ) -> FilmLens:
     """Return the lens of a focal length in millimetres of 35 mm film, and of coefficients as in _COEFFICIENTS."""
-    if not focal > 0:
-        raise SceneError(f"{label}: f is {focal:g}; a focal length is positive", where=where, remedy=_EXPORT)
+    _check_focal(focal, "f", where, label)
     *radial, t1, t2 = coefficients
     # t1 is the factor of r^2 + 2 x^2, OpenCV's p2: the export in OpenCV's order has k1, k2, t2, t1, k3.
     return FilmLens(file, label, focal / _FILM, offset, tuple(radial), (t2, t1))

@@ -42,6 +42,7 @@ PROGRAMS: dict[str, Writer] = {
     "metashape in a component": lambda *a, **k: write.metashape(*a, **k, placement=PLACED),
     "realitycapture": write.realitycapture,
     "realityscan": lambda *a, **k: write.realitycapture(*a, **k, newer=True),
+    "realitycapture for OpenCV": write.realitycapture_opencv,
     "realitycapture by XMP": write.realitycapture_xmp,
     "opf": write.opf,
     "opf with a list in a folder": lambda *a, **k: write.opf(
@@ -192,6 +193,8 @@ def known_camera(i: int) -> write.Known:
         ("metashape", K4),
         ("realitycapture", K3),
         ("realitycapture", K4),
+        ("realitycapture for OpenCV", K3),
+        ("realitycapture for OpenCV", K4),
         ("realitycapture by XMP", K3),
         ("realitycapture by XMP", K4),
         ("opf", K3),
@@ -387,6 +390,40 @@ def test_a_lens_of_photoscan_before_version_1_2(tmp_path: Path) -> None:
     x, y = polynomial(xyz[:, 0], xyz[:, 1], K3)
     wanted = np.stack([61.0 * x + 33.5, 60.0 * y + 22.75], axis=1)
     np.testing.assert_allclose(lens_of(tmp_path, "metashape").img_from_cam(xyz), wanted, atol=1e-9)
+
+
+def uncalibrated(root: Path, properties: dict[str, float]) -> None:
+    """Write a chunk whose sensor has no calibration, as one of a film's frames whose lens was known and held."""
+    made.write_images(root / "images")
+    write.metashape(root, None, [known_camera(i) for i in range(made.COUNT)])
+    rows = "".join(f'<property name="{name}" value="{value}"/>' for name, value in properties.items())
+    file = root / "project.xml"
+    file.write_text(re.sub("<calibration.*</calibration>", rows, file.read_text(), flags=re.DOTALL))
+
+
+def test_a_sensor_of_metashape_without_a_calibration_has_the_lens_of_its_pixels(tmp_path: Path) -> None:
+    uncalibrated(tmp_path, {"pixel_width": 0.1, "pixel_height": 0.125, "focal_length": 6.0, "fixed": "true"})
+    scene = read_scene(tmp_path, DataConfig())
+    assert {(c.fx, c.fy, c.cx, c.cy, c.width, c.height) for c in scene.cameras} == {(60.0, 48.0, 32.0, 24.0, 64, 48)}
+    assert any("it is not calibrated: its focal length, 60 pixels" in note for note in scene.notes)
+
+
+@pytest.mark.parametrize(
+    ("properties", "says"),
+    [
+        ({"pixel_width": 0.1, "pixel_height": 0.1}, "it is not calibrated"),
+        ({"pixel_width": 0.0, "pixel_height": 0.1, "focal_length": 6.0}, "its pixels' size is not positive"),
+        ({"pixel_width": "wide", "pixel_height": 0.1, "focal_length": 6.0}, "pixel_width is 'wide', not a number"),
+    ],
+)
+def test_a_sensor_of_metashape_whose_lens_is_not_known_is_an_error(
+    properties: dict[str, float], says: str, tmp_path: Path
+) -> None:
+    uncalibrated(tmp_path, properties)
+    with pytest.raises(SceneError, match=says) as caught:
+        read_scene(tmp_path, DataConfig())
+    assert caught.value.where == str(tmp_path / "project.xml")
+    assert caught.value.remedy is not None
 
 
 def test_b1_stretches_the_width_and_a_small_skew_is_reported(tmp_path: Path) -> None:
@@ -768,6 +805,18 @@ HARMS: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
             )
         ),
         ("registration.csv", "are degrees of longitude and latitude", "metric coordinate system"),
+    ),
+    "a matrix that is none": (
+        "realitycapture for OpenCV",
+        lambda root: (root / "opencv.csv").write_text(
+            re.sub(r"(view_000\.jpg(,[^,]+){3}),[^,]+", r"\1,2", (root / "opencv.csv").read_text())
+        ),
+        ("opencv.csv:8", "camera 'view_000.jpg'", "is not a rotation"),
+    ),
+    "images of half the size": (
+        "realitycapture for OpenCV",
+        lambda root: [Image.open(path).reduce(2).save(path) for path in (root / "images").iterdir()],
+        ("opencv.csv", "images of about 320x240", "at their size"),
     ),
     "the division model": (
         "realitycapture by XMP",

@@ -153,6 +153,25 @@ def realitycapture(
     copy_images(images, root / "images", cameras, lambda _, name: name)
 
 
+def realitycapture_opencv(root: Path, images: Path | None, cameras: Sequence[Known], lens: Distortion = NONE) -> None:
+    """x = R X + t, R row by row, and pixels; t2 and t1 are OpenCV's p1 and p2."""
+    rotation = [f"R{row}{column}" for row in range(3) for column in range(3)]
+    head = ["#name", "tx", "ty", "tz", *rotation, "f_pix", "px_pix", "py_pix", "k1", "k2", "t2", "t1", "k3", "k4"]
+    root.mkdir(parents=True, exist_ok=True)
+    k1, k2, k3, k4 = lens.radial
+    with (root / "opencv.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        for remark in ("OpenCV-compliant Internal/External Camera Parameters", "", "R = [Rij] in row major ordering"):
+            file.write(f"# {remark}\n" * 2)
+        table.writerow(head)
+        for camera in cameras:
+            shift = -camera.rotation.T @ camera.center
+            pixels = [camera.focal, camera.cx, camera.cy]
+            distortion = [k1, k2, *lens.tangential, k3, k4]
+            table.writerow([camera.name, *shift, *camera.rotation.T.ravel(), *pixels, *distortion])
+    copy_images(images, root / "images", cameras, lambda _, name: name)
+
+
 def realitycapture_xmp(
     root: Path, images: Path | None, cameras: Sequence[Known], lens: Distortion = NONE, *, folder: str = "images"
 ) -> None:
