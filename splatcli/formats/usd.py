@@ -28,6 +28,10 @@ from splatcli.gaussians import SHN_COUNTS, Gaussians
 #: Gaussians are drawn up to so many standard deviations, which is their extent.
 _DRAWN = 3.0
 _PRIM = "/gaussians"
+#: What photos are in, and Gaussians that were trained on them, by the name that NVIDIA's programs and glTF have for it;
+#: and USD's own names for the same curve and primaries.
+COLOUR_SPACE = "srgb_rec709_display"
+_SAME_SPACES = (COLOUR_SPACE, "srgb_rec709_scene", "sRGB")
 
 
 def encode_usdz(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
@@ -46,6 +50,7 @@ def encode_usdz(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
             stage.SetMetadata("comment", "\n".join(metadata.comments))
         field = usd.UsdVol.ParticleField3DGaussianSplat.Define(stage, _PRIM)
         _fill(field, columns, gaussians.sh_degree, usd.Vt)
+        usd.Usd.ColorSpaceAPI.Apply(field.GetPrim()).CreateColorSpaceNameAttr(COLOUR_SPACE)
         stage.SetDefaultPrim(field.GetPrim())
         stage.Save()
         del field, stage
@@ -69,7 +74,9 @@ def _fill(field: Any, columns: Columns[Floats], degree: int, vt: Any) -> None:
     field.CreateOrientationsAttr(vt.QuatfArray.FromNumpy(xyzw))
     field.CreateOpacitiesAttr(vt.FloatArray.FromNumpy(opacities_of(columns.opacities).astype(np.float32)))
     field.CreateRadianceSphericalHarmonicsDegreeAttr(degree)
-    field.CreateRadianceSphericalHarmonicsCoefficientsAttr(vt.Vec3fArray.FromNumpy(np.ascontiguousarray(harmonics)))
+    coefficients = vt.Vec3fArray.FromNumpy(np.ascontiguousarray(harmonics))
+    # Of one Gaussian; programs divide the array by it.
+    field.CreateRadianceSphericalHarmonicsCoefficientsAttr(coefficients).SetMetadata("elementSize", (degree + 1) ** 2)
     field.CreateExtentAttr(vt.Vec3fArray.FromNumpy(_extent(columns.means.astype(np.float64), scales)))
 
 
@@ -146,11 +153,15 @@ def import_usd(path: Path, *, lenient: bool = False) -> ImportedModel:
     )
     with np.errstate(all="ignore"):  # NaN are refused later, with their place
         turned = half_turn(_placed(columns, facts, path))
+    notes = []
+    if (space := facts["colour_space"]) not in (None, *_SAME_SPACES):
+        notes.append(f"its colour space is {space[:40]!r}; it is taken for {COLOUR_SPACE}")
     return ImportedModel(
         "USD",
         Columns.tensors(**turned._asdict()),
         declared=True,
         sealed=True,
+        notes=notes,
     )
 
 
@@ -195,7 +206,8 @@ def _opened(place: Path, out: Path, size: int, path: Path) -> dict[str, Any]:
             reply["missing"], where=path, remedy="pip install 'splatcli[usd]'; or export it as a PLY or .glb elsewhere"
         )
     if "refused" in reply:
-        raise ModelFileError(reply["refused"].replace(str(place), path.name), where=path)
+        remedy = reply.get("remedy")
+        raise ModelFileError(reply["refused"].replace(str(place), path.name), where=path, remedy=remedy)
     facts: dict[str, Any] = reply["facts"]
     return facts
 

@@ -29,10 +29,20 @@ _TABLES = {
     "harmonics": ("radiance:sphericalHarmonicsCoefficients", 3),
 }
 _DEGREE = "radiance:sphericalHarmonicsDegree"
+#: Where the name of the colour space is, of a prim or of one above it.
+_COLOUR_SPACE = "colorSpace:name"
+#: What marks the volumes that NVIDIA's programs stored Gaussians in before USD had a schema for them.
+_NUREC, _NUREC_FIELD = "omni:nurec:isNuRecVolume", "OmniNuRecFieldAsset"
+_EXPORT = "export the Gaussians alone, as ParticleField3DGaussianSplat or as a PLY"
+_TRANSCODE = f"{_EXPORT}; NVIDIA's 3DGRUT converts such a file (threedgrut.export.scripts.transcode)"
 
 
 class Refused(Exception):
-    """The reason why a stage cannot be read."""
+    """The reason why a stage cannot be read, and what to do; None for a damaged one."""
+
+    def __init__(self, reason: str, remedy: str | None = None) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
 
 
 def library() -> Any:
@@ -51,8 +61,10 @@ def read_stage(usd: Any, path: str) -> tuple[dict[str, Any], dict[str, NDArray[n
     """Return (facts, arrays) of the only Gaussians of a stage, as they are there. Raises Refused."""
     stage = usd.Usd.Stage.Open(path)
     found = [prim for prim in stage.Traverse() if prim.IsA(usd.UsdVol.ParticleField3DGaussianSplat)]
+    if not found and any(_is_nurec(prim) for prim in stage.Traverse()):
+        raise Refused("its Gaussians are a NuRec volume, which is not read", _TRANSCODE)
     if len(found) != 1:
-        raise Refused(f"{len(found)} sets of Gaussians (ParticleField3DGaussianSplat); one is read")
+        raise Refused(f"{len(found)} sets of Gaussians (ParticleField3DGaussianSplat); one is read", _EXPORT)
     (prim,) = found
     # Where values change with time, the first ones.
     time = usd.Usd.TimeCode.EarliestTime()
@@ -76,8 +88,23 @@ def read_stage(usd: Any, path: str) -> tuple[dict[str, Any], dict[str, NDArray[n
         "up": str(usd.UsdGeom.GetStageUpAxis(stage)),
         "matrix": [[float(value) for value in row] for row in np.array(matrix).T],
         "half": half,
+        "colour_space": _colour_space(prim),
     }
     return facts, arrays
+
+
+def _is_nurec(prim: Any) -> bool:
+    return prim.GetTypeName() == _NUREC_FIELD or bool(prim.GetAttribute(_NUREC).Get())
+
+
+def _colour_space(prim: Any) -> str | None:
+    """Return the name of the colour space of a prim; None where neither it nor a prim above it has one."""
+    while prim:
+        name = prim.GetAttribute(_COLOUR_SPACE).Get()
+        if name:
+            return str(name)
+        prim = prim.GetParent()
+    return None
 
 
 def _limit(size: int) -> None:
@@ -108,7 +135,7 @@ def main() -> None:
             np.savez(out, **arrays)  # type: ignore[arg-type]
             reply = {"facts": facts}
         except Refused as error:
-            reply = {"refused": str(error)}
+            reply = {"refused": str(error), "remedy": error.remedy}
         except MemoryError:
             reply = {"refused": "it takes more memory than a scene of its size can need"}
         except Exception as error:  # what the library calls an error

@@ -42,6 +42,8 @@ def test_the_stage_holds_the_gaussians(degree: int, tmp_path: Path) -> None:
     opacities = 1 / (1 + np.exp(-expected.opacities.astype(float)))
     np.testing.assert_allclose(np.array(field.GetOpacitiesAttr().Get()), opacities, atol=1e-6)
     assert field.GetRadianceSphericalHarmonicsDegreeAttr().Get() == degree
+    assert field.GetRadianceSphericalHarmonicsCoefficientsAttr().GetMetadata("elementSize") == (degree + 1) ** 2
+    assert Usd.ColorSpaceAPI(field.GetPrim()).GetColorSpaceNameAttr().Get() == "srgb_rec709_display"
     harmonics = np.array(field.GetRadianceSphericalHarmonicsCoefficientsAttr().Get()).reshape(40, (degree + 1) ** 2, 3)
     np.testing.assert_array_equal(harmonics[:, 0], expected.sh0)
     np.testing.assert_array_equal(harmonics[:, 1:], expected.shN)
@@ -174,6 +176,60 @@ def test_a_stage_that_holds_no_gaussians_is_refused(edit: Any, said: str, tmp_pa
         import_model(path)
     assert said in caught.value.what
     assert caught.value.where == str(path)
+    assert ("export the Gaussians alone" in str(caught.value.remedy)) == said.startswith("0 sets")
+
+
+@pytest.mark.parametrize(
+    ("name", "above", "noted"),
+    [
+        ("srgb_rec709_display", False, False),
+        ("srgb_rec709_scene", False, False),
+        ("lin_rec709_scene", False, True),
+        ("lin_rec709_scene", True, True),
+    ],
+)
+def test_another_colour_space_of_a_stage_is_noted(name: str, above: bool, noted: bool, tmp_path: Path) -> None:
+    """Of the Gaussians' prim, or of one above it, as 3DGRUT writes it for linear colours."""
+    pytest.importorskip("pxr", reason=NEEDS_USD)
+    from pxr import Sdf, Usd
+
+    def edit(stage: Any, field: Any) -> None:
+        prim = field.GetPrim()
+        if above:
+            prim.RemoveProperty("colorSpace:name")
+            layer, prim = stage.GetRootLayer(), stage.DefinePrim("/World", "Xform")
+            Sdf.CopySpec(layer, "/gaussians", layer, "/World/gaussians")
+            stage.RemovePrim("/gaussians")
+        Usd.ColorSpaceAPI.Apply(prim).CreateColorSpaceNameAttr(name)
+
+    model = import_model(stage_of(scene(5, 1), tmp_path / "a.usda", edit))
+    assert model.notes == [f"its colour space is '{name}'; it is taken for srgb_rec709_display"] * noted
+
+
+def test_a_volume_of_nurec_is_named_with_what_converts_it(tmp_path: Path) -> None:
+    """As NVIDIA's programs wrote Gaussians before the schema: a volume whose field is a file of their own."""
+    pytest.importorskip("pxr", reason=NEEDS_USD)
+    path = tmp_path / "a.usda"
+    path.write_text(
+        """#usda 1.0
+def Xform "World"
+{
+    def Volume "gauss"
+    {
+        custom bool omni:nurec:isNuRecVolume = 1
+        rel field:density = </World/gauss/density_field>
+        def OmniNuRecFieldAsset "density_field"
+        {
+            custom asset filePath = @./gauss.nurec@
+        }
+    }
+}
+"""
+    )
+    with pytest.raises(ModelFileError, match="NuRec volume") as caught:
+        import_model(path)
+    assert caught.value.where == str(path)
+    assert "3DGRUT converts such a file" in str(caught.value.remedy)
 
 
 def test_a_damaged_stage_is_refused(tmp_path: Path) -> None:
