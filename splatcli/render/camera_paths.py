@@ -41,7 +41,7 @@ _LEAST_ARC = np.radians(10.0)
 
 #: For up as the normal of the cameras' horizontal axes: the least mean of sin^2 of their angles in the plane that they
 #: fit best (28 degrees from end to end); the largest part of that across the plane; the least cosine to the mean up.
-_LEAST_TURN, _MOST_ROLL, _ALIKE = 0.02, 0.1, 0.5
+_LEAST_SPREAD, _MOST_ROLL, _ALIKE = 0.02, 0.1, 0.5
 
 _FOCUS_REMEDY = "give a point with --focus X,Y,Z, or use --views interpolate"
 
@@ -105,7 +105,7 @@ def common_vertical(poses: Doubles) -> Doubles:
     mean = mean_up(poses)
     values, vectors = np.linalg.eigh(np.einsum("ni,nj->ij", poses[:, :3, 0], poses[:, :3, 0]) / len(poses))
     vertical = vectors[:, 0] * np.sign(vectors[:, 0] @ mean)
-    good = values[1] > _LEAST_TURN and values[0] < _MOST_ROLL * values[1] and vertical @ mean > _ALIKE
+    good = values[1] > _LEAST_SPREAD and values[0] < _MOST_ROLL * values[1] and vertical @ mean > _ALIKE
     return np.asarray(vertical if good else mean)
 
 

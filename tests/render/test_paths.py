@@ -184,6 +184,17 @@ def test_turning_on_the_spot_is_a_path() -> None:
     assert_allclose(turned, np.radians(np.linspace(0, 90, 10)), atol=1e-3)
 
 
+@pytest.mark.parametrize("angle", [1e-4, 0.01, 1.0])
+def test_a_turn_takes_as_long_as_a_move_however_small(angle: float) -> None:
+    """The first half goes straight on, the second turns on the spot."""
+    poses = np.tile(np.eye(4), (3, 1, 1))
+    poses[1:, 2, 3] = 5.0
+    poses[2, :3, :3] = Rotation.from_euler("y", angle).as_matrix()
+    found, places = through(poses, 41)
+    assert_allclose(places[[10, 20, 30]], [0.5, 1.0, 1.5], atol=0.1)
+    assert Rotation.from_matrix(found[30, :3, :3]).magnitude() == pytest.approx(angle / 2, rel=0.2)
+
+
 def test_the_focus_is_the_nearest_point_to_skew_axes() -> None:
     """Two axes that pass each other: the middle of their common perpendicular."""
     poses = look_at(np.array([[0.0, 0.0, -5.0], [-5.0, 2.0, 0.0]]), np.zeros(3), np.array([0.0, -1.0, 0.0]))
