@@ -12,6 +12,18 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
+def uniform_scale(matrix: Floats, tolerance: float) -> float:
+    """Return the factor of a matrix [3, 3] that is a rotation times a factor; 1 where it is none or a rotation.
+
+    tolerance: how far M^T M, divided by the factor's square, may be from the identity.
+    """
+    with np.errstate(all="ignore"):  # of numbers that are not finite nothing below is true
+        gram = matrix.T @ matrix
+        square = float(np.trace(gram)) / 3
+        is_scaled = np.abs(gram - np.eye(3)).max() > tolerance
+        return math.sqrt(square) if is_scaled and np.abs(gram / square - np.eye(3)).max() <= tolerance else 1.0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Similarity:
     """The map x -> scale * rotation @ x + shift, in float64. The default maps everything to itself."""

@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.errors import SceneError, UsageError
-from splatcli.render.camera_paths import frames_between
+from splatcli.render.camera_paths import TOLERANCE, frames_between
 from splatcli.scene.camera import NEAR, Camera, CameraModel
+from splatcli.similarity import uniform_scale
 
 #: From OpenGL camera axes to OpenCV's: y and z change sign.
 FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
@@ -263,7 +264,13 @@ def _fps(shared: dict[str, Any], path: Path) -> float | None:
 
 
 def _from_opengl(c2w: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Convert camera-to-world with OpenGL axes to world-to-camera with OpenCV axes."""
+    """Convert camera-to-world with OpenGL axes to world-to-camera with OpenCV axes.
+
+    Blender's matrices have the scale of the camera, and those of nerfstudio's add-on that of the scene in Blender;
+    neither changes an image.
+    """
+    c2w = c2w.copy()
+    c2w[:3, :3] /= uniform_scale(c2w[:3, :3], TOLERANCE)
     return _inverse(_rigid(c2w) @ FLIP)
 
 
@@ -274,7 +281,7 @@ def _inverse(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
 def _rigid(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the matrix if it is a rigid transform. Raise ValueError."""
     rotation = matrix[:3, :3]
-    if not np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3):
+    if not np.allclose(rotation @ rotation.T, np.eye(3), atol=TOLERANCE):
         raise ValueError("the pose scales or shears: its rotation part is not orthonormal")
     if not np.linalg.det(rotation) > 0:
         raise ValueError("the pose mirrors: its rotation part has determinant -1")

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from splatcli.errors import UsageError
 from splatcli.scene.camera import focus_point, mean_direction
+from splatcli.similarity import uniform_scale
 
 Doubles = NDArray[np.float64]
 
@@ -42,6 +43,9 @@ _LEAST_ARC = np.radians(10.0)
 #: For up as the normal of the cameras' horizontal axes: the least mean of sin^2 of their angles in the plane that they
 #: fit best (28 degrees from end to end); the largest part of that across the plane; the least cosine to the mean up.
 _LEAST_SPREAD, _MOST_ROLL, _ALIKE = 0.02, 0.1, 0.5
+
+#: How far R R^T of a camera file's rotation may be from the identity.
+TOLERANCE = 1e-3
 
 _FOCUS_REMEDY = "give a point with --focus X,Y,Z, or use --views interpolate"
 
@@ -509,8 +513,9 @@ def _matrix(entry: Any, index: int) -> NDArray[np.float64]:
         raise ValueError(f"keyframe {index} has no 4x4 matrix") from None
     if not matrix[:3, 3].any() and matrix[3, :3].any():
         matrix = matrix.T
+    matrix[:3, :3] /= uniform_scale(matrix[:3, :3], TOLERANCE)
     rotation = matrix[:3, :3]
-    rigid = np.isfinite(matrix).all() and np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3)
+    rigid = np.isfinite(matrix).all() and np.allclose(rotation @ rotation.T, np.eye(3), atol=TOLERANCE)
     if not rigid or not np.linalg.det(rotation) > 0 or not np.allclose(matrix[3], (0.0, 0.0, 0.0, 1.0), atol=1e-6):
         raise ValueError(f"the matrix of keyframe {index} is not a camera pose: it scales, shears or mirrors")
     return matrix

@@ -28,6 +28,7 @@ from splatcli.scene.source import (
     leads_outside,
     path_in_scene,
 )
+from splatcli.similarity import uniform_scale
 from splatcli.sizes import counted
 
 FILE, BLENDER_FILE = "transforms.json", "transforms_train.json"
@@ -42,6 +43,7 @@ def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSo
     file = root / FILE
     document = load_transforms(file)
     views = read_views(document, root, file, data, problems)
+    scaled = _scaled_note(views)
     folder, views = _common_folder(root, views)
     points = None
     with problems.collect():
@@ -55,6 +57,7 @@ def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSo
         tolerant=True,
         resized_folders=folder != "",
         depth_scale=depth_unit(document, file),
+        notes=scaled,
     )
     train, test, val = (
         _listed(document, f"{split}_filenames", root, folder, file, data) for split in ("train", "test", "val")
@@ -82,7 +85,15 @@ def read_blender(root: Path, data: DataConfig, problems: Problems) -> SceneSourc
         source.train, source.test = {view.name for view in train}, {view.name for view in test}
     else:
         source.notes.append("transforms_test.json is missing: views are held out of transforms_train.json")
+    source.notes += _scaled_note(source.views)
     return source
+
+
+def _scaled_note(views: list[View]) -> list[str]:
+    """Return a note on poses with a scale, where there are any."""
+    scaled = [view.label for view in views if view.scaled]
+    poses = counted(len(scaled), "pose has", "poses have")
+    return [f"{poses} a scale, which no image shows and which is left out, e.g. {scaled[0]}"] if scaled else []
 
 
 def load_transforms(file: Path) -> dict[str, Any]:
@@ -118,7 +129,8 @@ def _view(frame: object, i: int, document: dict[str, Any], root: Path, file: Pat
         name = _with_suffix(name, root)
     mask, depth = (_beside(frame, key, root, file, label, data) for key in ("mask_path", "depth_file_path"))
     moved = outside is None and leads_outside(frame["file_path"], root)
-    return View(name, lens, _viewmat(frame, file, label), label, outside, mask, depth=depth, moved=moved)
+    viewmat, scaled = _viewmat(frame, file, label)
+    return View(name, lens, viewmat, label, outside, mask, depth=depth, moved=moved, scaled=scaled)
 
 
 def _beside(frame: dict[str, Any], key: str, root: Path, file: Path, label: str, data: DataConfig) -> str | None:
@@ -130,8 +142,12 @@ def _beside(frame: dict[str, Any], key: str, root: Path, file: Path, label: str,
     return beyond or inside
 
 
-def _viewmat(frame: dict[str, Any], file: Path, label: str) -> NDArray[np.float64]:
-    """Return [4, 4], world to camera, of ``transform_matrix``, camera to world with OpenGL axes, 3x4 or 4x4."""
+def _viewmat(frame: dict[str, Any], file: Path, label: str) -> tuple[NDArray[np.float64], bool]:
+    """Return ([4, 4] world to camera, whether its axes had a scale) of ``transform_matrix``.
+
+    That is camera to world with OpenGL axes, 3x4 or 4x4. Blender's matrices have the scale of the camera, or of what
+    it hangs on; its renders do not show that.
+    """
     if "transform_matrix" not in frame:
         raise SceneError(f"{label}: no 'transform_matrix'", where=file, remedy="correct or remove that frame")
     matrix = _matrix(frame["transform_matrix"])
@@ -148,7 +164,9 @@ def _viewmat(frame: dict[str, Any], file: Path, label: str) -> NDArray[np.float6
             where=file,
             remedy="transpose the matrices" if matrix[:, 3].tolist() == last else "correct or remove that frame",
         )
-    return viewmat_of(matrix[:3, :3], matrix[:3, 3], file, label, opengl=True)
+    axes = matrix[:3, :3]
+    scale = uniform_scale(axes, ROTATION_TOLERANCE)
+    return viewmat_of(axes / scale, matrix[:3, 3], file, label, opengl=True), scale != 1.0
 
 
 def _matrix(rows: object) -> NDArray[np.float64] | None:

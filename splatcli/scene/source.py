@@ -65,6 +65,7 @@ class View:
     number: what the tracks of the scene's points call the view; None where there are none.
     depth: where the depth map is, absolute or from the scene's folder, when the file names one; else None.
     moved: whether the file places the image outside, where it is no more, and the scene's folder has it.
+    scaled: whether the file's pose had a scale.
     """
 
     name: str
@@ -76,6 +77,7 @@ class View:
     number: int | None = None
     depth: str | None = None
     moved: bool = False
+    scaled: bool = False
 
     @property
     def center(self) -> NDArray[np.float64]:

@@ -211,6 +211,25 @@ def test_nerfstudio_camera_path(tmp_path: Path) -> None:
     assert (fisheye.model, fisheye.fx) == ("fisheye", found.fx)
 
 
+@pytest.mark.parametrize("keys", ["camera_path", "keyframes"])
+def test_a_camera_path_of_a_scaled_scene_is_the_same_path(tmp_path: Path, keys: str) -> None:
+    """nerfstudio's add-on for Blender divides the axes by the size of the scene in Blender."""
+    found = []
+    for scale in (1.0, 0.125, 40.0):
+        entries = []
+        for angle in (0.3, 0.5):
+            pose = look_at_origin(angle).copy()
+            pose[:3, :3] *= scale
+            entries.append({"camera_to_world": pose.ravel().tolist(), "matrix": pose.ravel().tolist(), "fov": 50.0})
+        path = tmp_path / f"{scale}.json"
+        size = {"render_width": 40, "render_height": 30, "seconds": 1.0, "fps": 3}
+        path.write_text(json.dumps({**size, keys: entries}))
+        found.append(read_cameras(path))
+    for same in found[1:]:
+        for one, other in zip(found[0], same, strict=True):
+            assert_same(one, other)
+
+
 def _ours(**changes: object) -> str:
     entry = {**json.loads(cameras_json([camera()]))["cameras"][0], **changes}
     return json.dumps({"cameras": [{key: value for key, value in entry.items() if value is not None}]})

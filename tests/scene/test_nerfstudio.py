@@ -54,6 +54,24 @@ def test_a_3x4_matrix_will_do(tmp_path: Path) -> None:
     np.testing.assert_allclose(read_scene(tmp_path, DataConfig()).cameras[3].viewmat, made.w2c(3), atol=1e-12)
 
 
+def test_poses_with_a_scale_are_read_without_it(tmp_path: Path) -> None:
+    """Matrices as Blender has them for a camera of another size: its images do not show that."""
+    made.nerfstudio_scene(tmp_path)
+    frames = _edit(tmp_path)["frames"]
+    for frame in frames[2:]:
+        matrix = np.array(frame["transform_matrix"])
+        matrix[:3, :3] *= 0.2518
+        frame["transform_matrix"] = matrix.tolist()
+    _edit(tmp_path, frames=frames)
+    scene = read_scene(tmp_path, DataConfig())
+    for i, camera in enumerate(scene.cameras):
+        np.testing.assert_allclose(camera.viewmat, made.w2c(i), atol=1e-12)
+    assert sum("6 poses have a scale" in note for note in scene.notes) == 1
+    frames[5]["transform_matrix"][0][0] *= 1.5  # the axes differ: no image could be the same
+    _edit(tmp_path, frames=frames)
+    _refused(tmp_path, "frame 5 .*not a rotation")
+
+
 def test_the_frame_wins_over_the_top_of_the_file(tmp_path: Path) -> None:
     made.nerfstudio_scene(tmp_path)
     frames = _edit(tmp_path)["frames"]
