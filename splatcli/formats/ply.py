@@ -377,7 +377,7 @@ _READ_ROWS = 50_000
 def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
     """Return the model in an INRIA PLY, bit for bit where the file holds float32; its space is not checked yet.
 
-    Columns are found by name; ascii, big-endian, other number types and further columns are accepted.
+    Columns are found by name; ascii, big-endian, doubles and further columns are accepted.
     lenient: bytes behind the data are ignored, with a note.
     Raises ModelFileError: damaged, or not a splat file.
     """
@@ -440,6 +440,8 @@ def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
 def _vertex_of(header: PlyHeader, path: Path) -> PlyElement:
     elements = {element.name: element for element in header.elements}
     vertex = elements.get("vertex")
+    if _CODEBOOKS in elements:
+        raise ModelFileError(f"its values are places in {_CODEBOOKS} (Reduced-3DGS)", where=path, remedy=_UNCOMPRESSED)
     if vertex is None:
         raise ModelFileError(f"no vertex element, only {sorted(elements)}", where=path)
     if vertex.has_list:
@@ -452,6 +454,14 @@ _FALLBACK = ["red", "green", "blue", "alpha"]
 #: Properties of models in time: centre and extent of a Gaussian's life, in the names of Spacetime Gaussians, and of 4D
 #: Gaussians.
 _TIMES = {"trbf_center", "trbf_scale", "motion_0", "scale_t", "scale_t_0", "rot_r_0"}
+#: The element with which Reduced-3DGS compresses a model.
+_CODEBOOKS = "codebook_centers"
+_UNCOMPRESSED = (
+    "name the PLY that it was compressed from, as point_cloud.ply beside point_cloud_quantised.ply, or export it from "
+    "the program that made it as a PLY of floats, SPZ or SOG"
+)
+#: Properties of Scaffold-GS and its successors, whose networks make Gaussians of anchors for each view.
+_ANCHORS = ("f_anchor_feat", "f_offset")
 #: Names of the elements that Brush reads as the changes of a later frame.
 _CHANGES = "delta_vertex_"
 #: Columns of which a PLY of Gaussians has one at least, and a point cloud none.
@@ -468,6 +478,12 @@ def _check_columns(vertex: PlyElement, path: Path) -> int:
     missing = [name for name in _REQUIRED if name not in present]
     if missing == ["scale_2"]:
         raise refused_discs(path, "two scales a Gaussian")
+    if any(name.startswith(_ANCHORS) for name in present):
+        raise ModelFileError(
+            "it holds the anchors of Scaffold-GS or a successor, of which a network makes Gaussians for each view",
+            where=path,
+            remedy="train Gaussians on the same photos: splat train SCENE",
+        )
     if missing:
         looks = "a splat export without all columns" if present & _OF_GAUSSIANS else "a point cloud"
         if not present & set(_SH0) and present & {"red", "r", "diffuse_red"} and "opacity" in present:
@@ -492,6 +508,13 @@ def _check_columns(vertex: PlyElement, path: Path) -> int:
     shN_numbers = sum(name.startswith("f_rest_") for name in present)
     if shN_numbers not in [3 * size for size in SHN_COUNTS] or not present >= set(_rest_names(shN_numbers)):
         raise ModelFileError(f"{shN_numbers} f_rest columns; 0, 9, 24, 45 or 72 are known, numbered from 0", where=path)
+    names = [*_REQUIRED, *_rest_names(shN_numbers)]
+    if whole := [name for name in names if not vertex.properties[name].startswith("f")]:
+        raise ModelFileError(
+            f"whole numbers in {listed(whole, 4)}: another program compressed it",
+            where=path,
+            remedy=_UNCOMPRESSED,
+        )
     return shN_numbers
 
 
