@@ -48,8 +48,10 @@ _LFS = b"version https://git-lfs."
 _RAD = b"RAD0"
 #: What is beside the .lcc of an LCC scene.
 _LCC_PARTS = ("data.bin", "index.bin")
-#: Files of splats that are not read: suffix -> (what they are, what to do).
+#: Files of splats that are not read: end of the name -> (what they are, what to do).
 _NOT_READ = {
+    "tileset.json": ("the index of 3D Tiles", "name one of its tiles, a .glb; each holds a part of the scene"),
+    ".psht": ("a project of Postshot", "export the splats from Postshot as a PLY"),
     ".gltf": ("glTF in text", "save it as one binary file, a .glb"),
     ".rad": (
         "Spark's RAD, levels of detail of a model",
@@ -126,9 +128,9 @@ def format_of(path: Path) -> Format:
             return _loaded(plugin, writable=False)
     if head.startswith((b"PK", b"\x80")):
         return _zipped(path) or CHECKPOINT
-    suffix = ".rad" if head.startswith(_RAD) else path.suffix.lower()
-    if suffix in _NOT_READ:
-        raise _not_read(suffix, path)
+    known_end = ".rad" if head.startswith(_RAD) else next((end for end in _NOT_READ if name.endswith(end)), None)
+    if known_end is not None:
+        raise _not_read(known_end, path)
     suffixes = ", ".join(known.suffix for known in FORMATS if known.read is not None and known.suffix)
     remedy = f"name a checkpoint, a run folder, or a file of splats ({suffixes})"
     # nerfstudio's commands take config.yml, which lies in the run folder.
@@ -139,8 +141,8 @@ def format_of(path: Path) -> Format:
     )
 
 
-def _not_read(suffix: str, path: Path) -> ModelFileError:
-    what, remedy = _NOT_READ[suffix]
+def _not_read(end: str, path: Path) -> ModelFileError:
+    what, remedy = _NOT_READ[end]
     return ModelFileError(f"this is {what}, which is not read", where=path, remedy=remedy)
 
 

@@ -225,6 +225,8 @@ def zipped(**members: bytes) -> bytes:
         (lambda: b"RAD0\x10\0\0\0{}", "renamed.bin", "Spark's RAD", "name the file that Spark made it from"),
         (lambda: b'{"version": "5.0"}', "x.lcc", "XGRIDS' LCC", "splat-transform"),
         (lambda: b'{"version": "5.0"}', "x.LCC2", "XGRIDS' LCC", "splat-transform"),
+        (lambda: b'{"asset": {"version": "1.1"}, "root": {}}', "tileset.json", "3D Tiles", "one of its tiles"),
+        (lambda: b"\x01\x00\x00\x00", "x.psht", "a project of Postshot", "export the splats from Postshot as a PLY"),
     ],
 )
 def test_a_file_that_holds_or_names_another_is_refused_with_the_way_to_it(
