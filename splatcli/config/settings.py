@@ -163,7 +163,8 @@ class DataConfig(Section):
         Flag(
             "--depth-scale",
             metavar="X",
-            default="depth_unit_scale_factor of transforms.json, else 0.001 for maps of integers and 1 for others",
+            default="depth_unit_scale_factor or integer_depth_scale of transforms.json, else 0.001 for maps of "
+            "integers and 1 for others",
         ),
     ] = Field(None, gt=0, description="Scene units of the value 1 in a depth map.")
     depth_type: Annotated[

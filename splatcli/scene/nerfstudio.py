@@ -127,7 +127,8 @@ def _view(frame: object, i: int, document: dict[str, Any], root: Path, file: Pat
     lens = lens_of(frame, document, file, label)
     if outside is None:
         name = _with_suffix(name, root)
-    mask, depth = (_beside(frame, key, root, file, label, data) for key in ("mask_path", "depth_file_path"))
+    depth_key = next((key for key in _DEPTHS if frame.get(key) is not None), _DEPTHS[0])
+    mask, depth = (_beside(frame, key, root, file, label, data) for key in ("mask_path", depth_key))
     moved = outside is None and leads_outside(frame["file_path"], root)
     viewmat, scaled = _viewmat(frame, file, label)
     return View(name, lens, viewmat, label, outside, mask, depth=depth, moved=moved, scaled=scaled)
@@ -224,6 +225,8 @@ def _points(document: dict[str, Any], root: Path, file: Path, data: DataConfig) 
     return points if points.total else None
 
 
+#: Names of a frame's depth map, and of the scene units that 1 in it is: nerfstudio's, then instant-ngp's (0 for none).
+_DEPTHS, _DEPTH_UNITS = ("depth_file_path", "depth_path"), ("depth_unit_scale_factor", "integer_depth_scale")
 #: Brown's coefficients in OpenCV's order.
 _BROWN = ("k1", "k2", "p1", "p2", "k3")
 #: camera_model of the file -> (pycolmap model, names of its first coefficients in order; the others are zero).
@@ -243,7 +246,7 @@ _INTRINSICS = ("fl_x", "fl_y", "cx", "cy", "w", "h", "camera_angle_x", "camera_a
 _LARGEST = 1e30
 _RANGES = {
     **dict.fromkeys(("fl_x", "fl_y"), (0.0, _LARGEST, "a focal length is positive, in pixels")),
-    "depth_unit_scale_factor": (0.0, _LARGEST, "scene units that 1 in a depth map is, positive"),
+    **dict.fromkeys(_DEPTH_UNITS, (0.0, _LARGEST, "scene units that 1 in a depth map is, positive")),
     **dict.fromkeys(("camera_angle_x", "camera_angle_y"), (0.0, math.pi, "radians between 0 and 3.14 are expected")),
     **dict.fromkeys(("w", "h"), (0.5, 1e6, "an image has at least one pixel and less than a million a side")),
 }
@@ -277,8 +280,10 @@ def lens_of(frame: dict[str, Any], document: dict[str, Any], file: Path, label: 
 
 def depth_unit(document: dict[str, Any], file: Path) -> float | None:
     """Return the scene units that 1 in a depth map is, where the file says so. Raises SceneError for what cannot be."""
-    given = document.get("depth_unit_scale_factor")
-    return None if given is None else _number(given, "depth_unit_scale_factor", file, "the top of the file")
+    nerfstudio, ngp = _DEPTH_UNITS
+    key = nerfstudio if document.get(nerfstudio) is not None or not document.get(ngp) else ngp
+    given = document.get(key)
+    return None if given is None else _number(given, key, file, "the top of the file")
 
 
 def _intrinsics(

@@ -70,12 +70,14 @@ def with_maps(root: Path, write: Write, suffix: str, **changes: Any) -> Path:
     return root
 
 
-def nerfstudio_maps(root: Path, write: Write = write_png, suffix: str = ".png", **top: Any) -> Path:
+def nerfstudio_maps(
+    root: Path, write: Write = write_png, suffix: str = ".png", key: str = "depth_file_path", **top: Any
+) -> Path:
     made.nerfstudio_scene(root, **top)
     with_maps(root, write, suffix)
     document = json.loads((root / "transforms.json").read_text())
     for frame in document["frames"]:
-        frame["depth_file_path"] = f"depths/{Path(frame['file_path']).name}{suffix}"
+        frame[key] = f"depths/{Path(frame['file_path']).name}{suffix}"
     (root / "transforms.json").write_text(json.dumps(document))
     return root
 
@@ -110,6 +112,20 @@ def test_maps_that_transforms_name_have_its_unit(
     tmp_path: Path, top: dict[str, float], data: dict[str, float], factor: float
 ) -> None:
     scene = read_scene(nerfstudio_maps(tmp_path, **top), DataConfig(depths="auto", **data))
+    np.testing.assert_allclose(scene.images.image(3).depth, factor * depth_of(3), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("top", "factor"),
+    [
+        ({"integer_depth_scale": 0.01, "enable_depth_loading": True}, 10.0),
+        ({"integer_depth_scale": 0.01, "depth_unit_scale_factor": 0.002}, 2.0),
+        ({"integer_depth_scale": 0.0}, 1.0),
+    ],
+)
+def test_maps_of_instant_ngp_have_its_names_and_unit(tmp_path: Path, top: dict[str, float], factor: float) -> None:
+    """As NeRFCapture and others write them: whole numbers of 1/65535 of the greatest depth."""
+    scene = read_scene(nerfstudio_maps(tmp_path, key="depth_path", **top), DataConfig(depths="auto"))
     np.testing.assert_allclose(scene.images.image(3).depth, factor * depth_of(3), rtol=1e-6)
 
 
