@@ -1,7 +1,8 @@
 """One page with a scene and a viewer in it, which opens from a disk, without a server and without the internet.
 
 The viewer is SuperSplat's (MIT, in viewer/), the scene a SOG inside the page, which is what is read of it; or beside it
-where a server has it.
+where a server has it. Pages that SuperSplat and splat-transform export are read too: today's, which are like these, and
+older ones, whose scene is a PLY, mostly a compressed one, or a SOG in the address of an asset or of a request.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import base64
 import io
 import json
 import math
+import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
@@ -25,7 +28,9 @@ from splatcli.checkpoint.foreign.imported import (
     ImportedModel,
 )
 from splatcli.errors import ModelFileError
+from splatcli.formats.compressed_ply import import_compressed_ply, is_compressed_ply
 from splatcli.formats.format import Encoded, ExportMetadata, Format, file_size
+from splatcli.formats.ply import import_ply, is_ply
 from splatcli.formats.sog import encode_sog, read_bundle
 from splatcli.gaussians import Gaussians
 from splatcli.scene.camera import Camera
@@ -52,6 +57,10 @@ ICON = (
     "%3Cellipse cx='20' cy='22' rx='5' ry='3.5' fill='%2364d98b' fill-opacity='.9'/%3E%3C/svg%3E\">"
 )
 _DATA = "data:application/octet-stream;base64,"
+#: An address that holds a PLY or a zip: how older pages hold their scene.
+_SCENE = re.compile(rb"data:application/(?:ply|octet-stream);base64,((?:cGx5|UEsDB)[A-Za-z0-9+/]+={0,2})")
+#: Within so many bytes a compressed PLY has its packed properties.
+_HEAD = 4096
 _SOURCE_MAP = "//# sourceMappingURL=index.js.map"
 
 #: A viewer's field of view without a camera, and the bounds of the viewer's; degrees.
@@ -151,15 +160,21 @@ def to_viewer(up: Doubles) -> Doubles:
 
 
 def import_html(path: Path, *, lenient: bool = False) -> ImportedModel:
-    """Return the model in a page of encode_html(), as import_sog(). Raises ModelFileError for any other page too."""
+    """Return the model in a page. Raises ModelFileError for a page without one too, and as import_sog()."""
     file_size(path)
     content = path.read_bytes()
     start = content.find(_OPEN.encode()) + len(_OPEN)
     end = content.find(_CLOSE.encode(), start)
     if start < len(_OPEN) or end < 0:
-        raise ModelFileError(
-            "a page that holds no scene", where=path, remedy="name a page that splat export wrote, or a file of splats"
-        )
+        found = _SCENE.search(content)
+        if found is None:
+            raise ModelFileError(
+                "a page that holds no scene",
+                where=path,
+                remedy="name a page with the scene in it, of splat export, SuperSplat or splat-transform, or a file of "
+                "splats",
+            )
+        return _scene(found[1], path, f"{path}, byte {found.start(1)}", lenient=lenient)
     where = f"{path}, byte {start}"
     try:
         url = json.loads(content[start:end])["contentUrl"]
@@ -167,12 +182,34 @@ def import_html(path: Path, *, lenient: bool = False) -> ImportedModel:
             raise ModelFileError(
                 f"the page's scene is not inside it: it is at {url[:80]!r}", where=where, remedy="name that file"
             )
-        scene = base64.b64decode(url[len(_DATA) :], validate=True)
+        encoded = url[len(_DATA) :].encode()
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        raise ModelFileError(
-            f"what the page tells of its scene cannot be read ({type(error).__name__}: {str(error)[:100]})", where=where
-        ) from None
-    return read_bundle(io.BytesIO(scene), len(scene), path)
+        raise _unreadable(error, where) from None
+    return _scene(encoded, path, where, lenient=lenient)
+
+
+def _scene(encoded: bytes, path: Path, where: str, *, lenient: bool) -> ImportedModel:
+    """Return the model in base64, which is at ``where`` in the page ``path``."""
+    try:
+        scene = base64.b64decode(encoded, validate=True)
+    except ValueError as error:
+        raise _unreadable(error, where) from None
+    head = scene[:_HEAD]
+    read = import_compressed_ply if is_compressed_ply(head) else import_ply if is_ply(head) else None
+    if read is None:
+        return read_bundle(io.BytesIO(scene), len(scene), path)
+    with tempfile.TemporaryDirectory(prefix="splat-html-") as folder:  # a PLY is mapped from its file
+        inside = Path(folder) / "scene.ply"
+        inside.write_bytes(scene)
+        try:
+            return read(inside, lenient=lenient)
+        except ModelFileError as error:
+            raise type(error)(error.what, where=where, remedy=error.remedy) from None
+
+
+def _unreadable(error: Exception, where: str) -> ModelFileError:
+    reason = f"{type(error).__name__}: {str(error)[:100]}"
+    return ModelFileError(f"what the page tells of its scene cannot be read ({reason})", where=where)
 
 
 def _asset(name: str) -> str:

@@ -23,7 +23,7 @@ from splatcli.errors import ModelFileError
 from splatcli.formats import html
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.html import PageModule, encode_html, to_viewer, viewer_page
-from splatcli.formats.registry import format_of, import_model
+from splatcli.formats.registry import format_of, format_to_write, import_model
 from splatcli.formats.sog import encode_sog
 from splatcli.scene.camera import Camera
 from tests.browser import look_at
@@ -79,7 +79,6 @@ def test_the_scene_is_read_back_as_that_of_a_sog(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('id="sse-bootstrap"', 'id="other"', "holds no scene"),
         ('{"contentUrl"', '{"contentURL"', "cannot be read (KeyError"),
         ('{"contentUrl"', '{contentUrl"', "cannot be read (JSONDecodeError"),
         ("data:application/octet-stream;base64,", "https://example.org/", "is not inside it: it is at 'https"),
@@ -94,6 +93,46 @@ def test_a_page_that_holds_no_scene_is_refused(page: str, old: str, new: str, sa
     with pytest.raises(ModelFileError) as caught:
         import_model(path)
     assert said in caught.value.what
+
+
+#: How pages of SuperSplat and splat-transform have held their scene, the oldest first.
+OLDER = (
+    '<pc-asset id="ply" type="gsplat" src="data:application/ply;base64,{}" preload></pc-asset>',
+    '<script type="module">const s = {{ settings: {{}}, contents: fetch("data:application/ply;base64,{}") }};</script>',
+    '<link href="data:image/png;base64,iVBORw0KGgo="><script>fetch("data:application/octet-stream;base64,{}")</script>',
+)
+
+
+@pytest.mark.parametrize("place", OLDER)
+@pytest.mark.parametrize("kind", ["compressed.ply", "ply", "sog"])
+def test_the_scene_of_an_older_page_of_supersplat_is_read(place: str, kind: str, tmp_path: Path) -> None:
+    payload = format_to_write(Path(f"x.{kind}"), None).write(scene(200, 1), ExportMetadata()).payload
+    (tmp_path / f"x.{kind}").write_bytes(payload)
+    page = f"<!DOCTYPE html>\n<html><body>{place.format(base64.b64encode(payload).decode())}</body></html>"
+    (tmp_path / "x.html").write_text(page)
+    wanted, found = (import_model(tmp_path / f"x.{each}") for each in (kind, "html"))
+    for (name, a), (_, b) in zip(wanted.columns._asdict().items(), found.columns._asdict().items(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize(
+    ("content", "said", "where"),
+    [
+        (b"", "holds no scene", ""),
+        (b'<a href="data:application/ply;base64,AAAA">', "holds no scene", ""),
+        (b'fetch("data:application/ply;base64,cGx5CmEAAAA")', "cannot be read (Error", ", byte "),
+        (b'fetch("data:application/ply;base64,cGx5Cg==")', "header", ", byte "),
+        (b'fetch("data:application/octet-stream;base64,UEsDBAAA")', "not a readable SOG", ""),
+    ],
+)
+def test_an_older_page_without_a_sound_scene_is_refused(content: bytes, said: str, where: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.html"
+    path.write_bytes(b"<!DOCTYPE html>\n" + content)
+    with pytest.raises(ModelFileError) as caught:
+        import_model(path)
+    assert said in caught.value.what
+    assert str(caught.value.where).startswith(f"{path}{where}")
+    assert caught.value.remedy
 
 
 def test_the_page_loads_nothing_from_anywhere(page: str) -> None:
