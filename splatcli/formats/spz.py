@@ -293,6 +293,8 @@ def _zstandard() -> Any:
 
 _FRACTIONAL_BITS = 12
 _LARGEST_POSITION = (1 << 23) - 1
+#: What the library of the format's makers reads at most, and programs that follow it.
+_MOST_READ = 10_000_000
 #: The largest step of positions, as a share of the usual Gaussian's largest standard deviation.
 _STEP_SHARE = 0.25
 #: Colours are stored as sh0 * 0.15 + 0.5, log-scales as 16 (s + 10), components of quaternions in steps of
@@ -322,6 +324,8 @@ def encode_spz4(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
 def _encode(gaussians: Gaussians, metadata: ExportMetadata, version: int, sh_steps: tuple[int, int]) -> Encoded:
     columns = Columns.of(gaussians)
     notes = _losses(columns)
+    if len(gaussians) > _MOST_READ:
+        notes.append(f"{len(gaussians):,} Gaussians; Niantic's library and programs with it read up to {_MOST_READ:,}")
     bits = _fractional_bits(columns.means, columns.scales)
     if bits < _FRACTIONAL_BITS:
         notes.append(f"positions are rounded to steps of {2.0**-bits:g}: 24 bits hold no more of so large a scene")

@@ -18,6 +18,7 @@ from splatcli.formats.format import ExportMetadata, Format
 from splatcli.formats.registry import FORMATS, import_model
 from splatcli.formats.selection import select
 from splatcli.formats.sog import sog_files
+from splatcli.formats.spz import encode_spz
 from splatcli.gaussians import Gaussians
 from tests.formats.made import by_position, errors, scene
 
@@ -174,6 +175,13 @@ def test_positions_in_spz_are_fine_enough_for_small_gaussians(scale: float, tmp_
     assert float((once.means - gaussians.means).abs().max()) <= max(0.125 * 1.1 * float(size), 1e-7)
     again = round_trip(once, "spz", tmp_path / "b.spz")
     assert again.means.equal(once.means)
+
+
+def test_an_spz_that_its_makers_library_refuses_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("splatcli.formats.spz._MOST_READ", 200)
+    said = "201 Gaussians; Niantic's library and programs with it read up to 200"
+    assert said in encode_spz(scene(201, 0), ExportMetadata()).notes
+    assert not [note for note in encode_spz(scene(200, 0), ExportMetadata()).notes if "Niantic" in note]
 
 
 @pytest.mark.parametrize("known", [known for known in FORMATS if known.write], ids=lambda known: known.name)
