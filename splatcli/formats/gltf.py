@@ -10,6 +10,7 @@ SPZ inside a GLB is read too, by the draft of its extension and by earlier ones.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -232,6 +233,8 @@ _DRAFTS = (
     "as PLY"
 )
 _COMPRESSED = "export it again without compression, or as PLY, SPZ or SOG"
+#: splat-transform, whose versions 1 left the axes of a PLY, and up to 2.3 at least wrote logarithms of scales.
+_TRANSFORM = re.compile(r"splat-transform (\d+)\.")
 #: Names of the extension for SPZ. It is inside EXTENSION; the drafts with the last three had it in place of that.
 _SPZ = (
     f"{EXTENSION}_compression_spz_2",
@@ -288,9 +291,16 @@ class _Spz(_Named):
     bufferView: Index
 
 
+class _Asset(_Named):
+    """The part about the document itself."""
+
+    generator: Any = None
+
+
 class _Document(_Named):
     """The JSON part, as far as it is needed."""
 
+    asset: _Asset = _Asset()
     accessors: list[_Accessor] = []
     bufferViews: list[_View] = []
     meshes: list[_Mesh] = []
@@ -357,7 +367,7 @@ def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
         # Cesium's programs, which write and show most such files, take the stored numbers for those of the mesh.
         columns = half_turn(columns) if framed else columns
     else:
-        columns = _uncompressed(document, primitive, binary, path)
+        columns = _uncompressed(document, primitive, binary, path, notes)
     with np.errstate(all="ignore"):  # numbers that are not finite are refused later, with their place
         columns = half_turn(_placed(columns, document, mesh, path))
     return ImportedModel(
@@ -370,8 +380,10 @@ def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
     )
 
 
-def _uncompressed(document: _Document, primitive: _Primitive, binary: memoryview, path: Path) -> Columns[Floats]:
-    """Return the Gaussians of a primitive's attributes, in the frame of its mesh."""
+def _uncompressed(
+    document: _Document, primitive: _Primitive, binary: memoryview, path: Path, notes: list[str]
+) -> Columns[Floats]:
+    """Return the Gaussians of a primitive's attributes, in the frame of its mesh; add notes on what was put right."""
     degree = max((d for d in (1, 2, 3) if f"{EXTENSION}:SH_DEGREE_{d}_COEF_0" in primitive.attributes), default=0)
     count = -1
 
@@ -390,8 +402,11 @@ def _uncompressed(document: _Document, primitive: _Primitive, binary: memoryview
     means = table("POSITION", 3)
     rotations = table(f"{EXTENSION}:ROTATION", 4)
     scales, opacities = table(f"{EXTENSION}:SCALE", 3), table(f"{EXTENSION}:OPACITY", 1)[:, 0]
+    found = _TRANSFORM.match(str(document.asset.generator))
+    if logarithms := found is not None and bool((scales < 0).any()):
+        notes.append(f"its scales are logarithms, as {found[0]}x wrote them")
     for name, outside, what in (
-        ("SCALE", scales < 0, "a standard deviation below 0"),
+        ("SCALE", (scales < 0) & (not logarithms), "a standard deviation below 0"),
         ("OPACITY", (opacities < -_BEYOND) | (opacities > 1 + _BEYOND), "an opacity outside 0 to 1"),
     ):
         if bool(outside.any()):
@@ -402,14 +417,18 @@ def _uncompressed(document: _Document, primitive: _Primitive, binary: memoryview
         for place in range(SHN_COUNTS[degree]):
             band, coefficient = band_of(place + 1)
             shN[:, place] = table(f"{EXTENSION}:SH_DEGREE_{band}_COEF_{coefficient}", 3)
-        return Columns(
+        columns = Columns(
             means.astype(np.float32),
             rotations[:, [3, 0, 1, 2]].astype(np.float32),
-            log_scales_of(scales).astype(np.float32),
+            (scales if logarithms else log_scales_of(scales)).astype(np.float32),
             logits_of(opacities, _FLOAT_STEP).astype(np.float32),
             sh0.astype(np.float32),
             shN,
         )
+        if found is None or found[1] != "1":
+            return columns
+        notes.append(f"its axes are those of a PLY, as {found[0]}x wrote them; other programs show it upside down")
+        return half_turn(columns)
 
 
 def _spz_content(document: _Document, name: str, extension: object, binary: memoryview, path: Path) -> bytes:

@@ -144,6 +144,40 @@ def test_gaussians_are_where_the_nodes_show_them(good: bytes, as_matrix: bool, t
     np.testing.assert_allclose(found.scales, expected.scales, atol=1e-5)
 
 
+@pytest.mark.parametrize(("version", "turned"), [("1.10.1", False), ("2.3.1", True)])
+def test_what_older_versions_of_splat_transform_wrote_is_read(version: str, turned: bool, tmp_path: Path) -> None:
+    """Logarithms of scales, quaternions of any length, and before version 2 the axes of a PLY."""
+    gaussians = scene(20, 2)
+    before = Columns.of(gaussians)
+    columns = half_turn(before) if turned else before
+    document, binary = parts_of(encode_gltf(gaussians, ExportMetadata()).payload)
+    content = bytearray(binary)
+    for name, values in (
+        ("POSITION", columns.means),
+        (f"{PREFIX}ROTATION", columns.quats[:, [1, 2, 3, 0]]),
+        (f"{PREFIX}SCALE", columns.scales),
+        *((f"{PREFIX}SH_DEGREE_1_COEF_{place}", columns.shN[:, place]) for place in range(3)),
+        *((f"{PREFIX}SH_DEGREE_2_COEF_{place}", columns.shN[:, 3 + place]) for place in range(5)),
+    ):
+        accessor = document["accessors"][document["meshes"][0]["primitives"][0]["attributes"][name]]
+        start = document["bufferViews"][accessor["bufferView"]]["byteOffset"]
+        content[start : start + values.size * 4] = np.ascontiguousarray(values, "<f4").tobytes()
+    path = tmp_path / "a.glb"
+    for generator in (f"splat-transform {version}", "another program"):
+        document["asset"]["generator"] = generator
+        path.write_bytes(glb(document, bytes(content)))
+        if generator == "another program":
+            with pytest.raises(ModelFileError, match="a standard deviation below 0"):
+                import_gltf(path)
+            continue
+        found = import_gltf(path)
+        for name in ("means", "scales", "shN"):
+            np.testing.assert_allclose(getattr(found.columns, name).numpy(), getattr(before, name), atol=1e-6)
+        np.testing.assert_allclose(-found.columns.quats.numpy(), before.quats, atol=1e-6)  # the same rotation
+        assert any("logarithms, as splat-transform" in note for note in found.notes)
+        assert any("axes are those of a PLY" in note for note in found.notes) != turned
+
+
 def test_integers_are_read(tmp_path: Path) -> None:
     """Opacities and whole scales in bytes, positions and rotations in 16 bits are lawful, also interleaved."""
     document, binary = parts_of(encode_gltf(scene(20, 0), ExportMetadata()).payload)

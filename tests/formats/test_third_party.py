@@ -110,6 +110,14 @@ def test_what_splat_transform_writes_is_read_here_as_it_reads_it_itself(name: st
         assert error <= (2e-3 if attribute == "quats" else 2e-5), (attribute, found)
 
 
+def test_a_page_that_splat_transform_writes_is_read_as_its_sog(tmp_path: Path) -> None:
+    """Codebooks of scales and harmonics begin anew by chance each time."""
+    source = written("ply", tmp_path / "a.ply", model())
+    page, sog = (import_model(transformed(source, tmp_path / name)).columns for name in ("b.html", "b.sog"))
+    for attribute in ("means", "quats", "opacities"):
+        assert torch.equal(getattr(page, attribute), getattr(sog, attribute)), attribute
+
+
 def test_a_sog_of_version_1_is_read_as_splat_transform_reads_it(tmp_path: Path) -> None:
     """From version 3 on."""
     needs_version_3()
