@@ -156,7 +156,10 @@ def _lenses(chunk: ET.Element, file: Path, problems: Problems, notes: list[str])
 
 def _lens(sensor: ET.Element, label: str, file: Path, notes: list[str]) -> pycolmap.Camera:
     found = sorted(sensor.findall("calibration"), key=lambda one: one.get("class") != "adjusted")
-    calibration = found[0] if found else _of_pixels(sensor, label, file, notes)
+    if found:
+        calibration = found[0]
+    else:  # a panorama has nothing to be calibrated
+        calibration = sensor if sensor.get("type") == "spherical" else _of_pixels(sensor, label, file, notes)
     kind = calibration.get("type") or sensor.get("type") or "frame"
     resolution = calibration.find("resolution")
     resolution = sensor.find("resolution") if resolution is None else resolution

@@ -152,6 +152,17 @@ def test_faces_show_what_a_camera_sees_there(tmp_path: Path, write: Callable[[Pa
     np.testing.assert_allclose((angles + 1) % 360, np.arange(FACES) * 60 + 1, atol=1e-9)
 
 
+def test_panoramas_of_metashape_need_no_calibration(tmp_path: Path) -> None:
+    root = make(tmp_path / "scene", write_metashape)
+    calibrated = read_scene(root, DataConfig()).cameras
+    text = (root / "cameras.xml").read_text()
+    before, rest = text.split("<calibration ")
+    (root / "cameras.xml").write_text(before + rest.split("</calibration>")[1])
+    for one, other in zip(read_scene(root, DataConfig()).cameras, calibrated, strict=True):
+        assert (one.name, one.fx, one.width) == (other.name, other.fx, other.width)
+        np.testing.assert_array_equal(one.viewmat, other.viewmat)
+
+
 def test_a_panorama_is_held_out_with_all_its_faces(posed: Path) -> None:
     scene = read_scene(posed, DataConfig())
     held = {scene.cameras[number].name for number in scene.test}
