@@ -107,7 +107,7 @@ def test_a_command_line_that_says_no_plan_is_refused(scenes: list[str], settings
         ("nerf-synthetic", 8 * 3),
         ("quality", 3 * 5 * 3),
         ("budget", 3 * 3),
-        ("captures", 8 * 8),
+        ("captures", 8 * 9),
         ("minute", 4 * 2 * 3),
         ("ablation", 101 * 2),
     ],
