@@ -27,6 +27,7 @@ from splatcli.sfm.mapping import calibrate, name_and_colour, own_images, rig_cam
 from splatcli.sfm.matching import (
     Pair,
     choose_pairs,
+    delete_other_pairs,
     how_to_match,
     joined,
     match,
@@ -144,6 +145,7 @@ class Job:
         how, pairs = self._choose_pairs(stored)
         if self.options.cameras is not None:
             hold_lenses(database, stored, self.options.cameras)
+        delete_other_pairs(database, keys, pairs)
         verified = self._match("matching", database, keys, pairs)
         self.rotation = 0.0 if self.options.cameras is not None else rotation_share(database)
         mapped, added, retried = self._models(
@@ -255,7 +257,12 @@ class Job:
                 progress=self.phases.start("triangulation"),
             )
             return replace(matched, models=[model]), None, None
-        mapped, added = replace(matched, models=self._map("mapping", database, folder, len(stored))), None
+        if self.options.mapper == "global":
+            # Calibration changes cameras and geometries; the next call finds those of matching.
+            database = database.with_name("calibrated.db")
+            shutil.copyfile(matched.database, database)
+        models = self._map("mapping", database, folder, len(stored))
+        mapped, added = replace(matched, database=database, models=models), None
         if self.rotation > TURNED:  # more images would bring no depth
             return mapped, None, None
         if self.inputs.is_video and not self.prepared.panoramas:

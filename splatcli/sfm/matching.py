@@ -151,6 +151,22 @@ def match_again(
         return [pair for pair, numbered in zip(pairs, numbers, strict=True) if _holds(store, numbered)]
 
 
+def delete_other_pairs(database: Path, names: Sequence[str], pairs: Sequence[Pair]) -> None:
+    """Delete the matches of all pairs but ``pairs``, which a call with another choice of pairs left.
+
+    The arguments are those of ``match``.
+    """
+    with pycolmap.Database.open(database) as store:
+        wanted = {(min(pair), max(pair)) for pair in _numbers(store, names, pairs)}
+        matched, _ = store.read_num_matches()
+        verified, _ = store.read_two_view_geometry_num_inliers()
+        with pycolmap.DatabaseTransaction(store):
+            for pair in {pycolmap.pair_id_to_image_pair(number) for number in (*matched, *verified)}:
+                if (min(pair), max(pair)) not in wanted:
+                    store.delete_matches(*pair)
+                    store.delete_two_view_geometry(*pair)
+
+
 def pairs_with_matches(database: Path, names: Sequence[str], pairs: Sequence[Pair]) -> list[Pair]:
     """Return those of ``pairs`` whose descriptors matched, whether or not the geometry of two views explains them.
 

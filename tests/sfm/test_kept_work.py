@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -25,7 +26,9 @@ def model_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "sparse" / "0").iterdir()}
 
 
-def reconstructed(images: Path, folder: Path, stop_at: tuple[str, int] | None = None) -> None:
+def reconstructed(
+    images: Path, folder: Path, stop_at: tuple[str, int] | None = None, options: SfmOptions | None = None
+) -> dict[str, Any]:
     """One thread: with several the mapper may begin with another pair of images."""
     folder.mkdir(exist_ok=True)
 
@@ -33,7 +36,8 @@ def reconstructed(images: Path, folder: Path, stop_at: tuple[str, int] | None = 
         if stop_at is not None and phase == stop_at[0] and stop_at[1] <= done < total:
             raise KeyboardInterrupt
 
-    reconstruct(find_input(images), SfmOptions(), folder, threads=1, gpu=False, progress=progress)
+    options = options or SfmOptions()
+    return reconstruct(find_input(images), options, folder, threads=1, gpu=False, progress=progress)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +81,28 @@ def test_damaged_work_is_done_again(harm: str, images: Path, fresh: Path, tmp_pa
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     reconstructed(images, folder)
     assert model_of(folder) == model_of(fresh)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (SfmOptions(), SfmOptions(matching="retrieval")),
+        (SfmOptions(mapper="global"), SfmOptions()),
+        (SfmOptions(mapper="global"), SfmOptions(mapper="global")),
+    ],
+    ids=["matching", "mapper", "global twice"],
+)
+def test_a_call_with_other_options_finds_what_it_finds_alone(
+    before: SfmOptions, after: SfmOptions, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other pairs of images, and cameras that the global mapper calibrates, are left in the work folder."""
+    monkeypatch.setattr(matching, "NEIGHBOURS", 2)
+    alone = reconstructed(images, tmp_path / "alone", options=after)
+    with pytest.raises(KeyboardInterrupt):
+        reconstructed(images, tmp_path / "scene", ("mapping", 0), before)
+    facts = reconstructed(images, tmp_path / "scene", options=after)
+    assert facts | {"seconds": {}} == alone | {"seconds": {}}
+    assert model_of(tmp_path / "scene") == model_of(tmp_path / "alone")
 
 
 def stopped(images: Path, place: Path, options: SfmOptions | None = None) -> list[str]:
