@@ -29,9 +29,9 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.decode import Header, decode_rgb, open_image
 from splatcli.scene.masks import check_mask, read_mask
 from splatcli.scene.panorama import FACES, face_camera, face_from_rig
+from splatcli.sfm.execution import Execution
 from splatcli.sfm.images import orientation_of
 from splatcli.sfm.options import COLOURS, SMALLER, CameraPer, SfmOptions
-from splatcli.sfm.phases import Progress
 
 #: prctl(2): the signal that a process gets when the one that made it ends.
 _PR_SET_PDEATHSIG = 1
@@ -96,23 +96,28 @@ class Features:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """Of an image that is in the database: its number there, a sample of its descriptors, and all its colours."""
+    """An image that is in the database: its name and its id there, a sample of its descriptors, and all its colours.
+
+    key: its place in a list of images, in digits: pycolmap's lists know no names with spaces.
+    """
 
     image: SfmImage
-    number: int
+    key: str
+    image_id: int
     sample: NDArray[np.uint8]
     colours: NDArray[np.uint8]
 
 
 def extract(
-    database: Path, images: list[SfmImage], options: SfmOptions, *, threads: int, gpu: bool, progress: Progress
+    database: Path, images: list[SfmImage], options: SfmOptions, execution: Execution, phase: str = "features"
 ) -> tuple[list[Stored], dict[str, SplatError]]:
     """Find features and write them, with images and cameras, into the database, one image after another.
 
-    Images are named by their place among ``images``: pycolmap's lists know no names with spaces. Those that an earlier
-    call for the same images and options wrote are taken from the database.
+    Images are named by their place among ``images``, see Stored. Those that an earlier call for the same images and
+    options wrote are taken from the database.
     Returns what was stored, and the reasons of images that could not be decoded.
     """
+    progress = execution.start(phase)
     known = _known(database, len(images))
     stored: list[Stored] = []
     bad: dict[str, SplatError] = {}
@@ -121,17 +126,17 @@ def extract(
     # A rig is written when all its faces are there.
     together = len(images) if any(image.panorama for image in images) else _COMMITTED
     missing = [image for index, image in enumerate(images) if index not in known]
-    with _features(missing, options, threads, gpu) as found, pycolmap.Database.open(database) as store:
+    with _features(missing, options, execution) as found, pycolmap.Database.open(database) as store:
         for start in range(0, len(images), together):
             with pycolmap.DatabaseTransaction(store):
                 for index, image in enumerate(images[start : start + together], start):
                     if index in known:
-                        number, colours, sample = known[index]
-                        stored.append(Stored(image, number, sample, colours))
+                        image_id, colours, sample = known[index]
+                        stored.append(Stored(image, str(index), image_id, sample, colours))
                         if image.panorama is None:
                             share = focal_share(image.path)
                             key = lens_key(image.name, image.width, image.height, share, options.sharing)
-                            cameras.setdefault(key, int(store.read_image(number).camera_id))
+                            cameras.setdefault(key, int(store.read_image(image_id).camera_id))
                         progress(index + 1, len(images))
                         continue
                     features = next(found)
@@ -139,15 +144,17 @@ def extract(
                         bad[image.name] = features.problem
                         progress(index + 1, len(images))
                         continue
-                    save_colours(database, index, features.colours)
+                    save_colours(database, str(index), features.colours)
                     if image.panorama is not None:
-                        number = rigs.add(store, str(index), image.panorama, features)
+                        image_id = rigs.add(store, str(index), image.panorama, features)
                     else:
                         key = lens_key(image.name, image.width, image.height, features.share, options.sharing)
                         if key not in cameras:
                             cameras[key] = _add_camera(store, options.matched_model, key)
-                        number = _add_image(store, str(index), cameras[key], features)
-                    stored.append(Stored(image, number, sample_of(features.descriptors), features.colours))
+                        image_id = _add_image(store, str(index), cameras[key], features)
+                    stored.append(
+                        Stored(image, str(index), image_id, sample_of(features.descriptors), features.colours)
+                    )
                     progress(index + 1, len(images))
                 rigs.finish(store)
     return stored, bad
@@ -159,7 +166,7 @@ def sample_of(descriptors: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _known(database: Path, count: int) -> dict[int, tuple[int, NDArray[np.uint8], NDArray[np.uint8]]]:
-    """Return number, colours and sampled descriptors of images that are in the database, by their place.
+    """Return id, colours and sampled descriptors of images that are in the database, by their place.
 
     A database that is not whole is removed.
     """
@@ -168,12 +175,12 @@ def _known(database: Path, count: int) -> dict[int, tuple[int, NDArray[np.uint8]
     try:
         with pycolmap.Database.open(database) as store:
             for image in store.read_all_images():
-                number, index = int(image.image_id), int(image.name)
+                image_id, index = int(image.image_id), int(image.name)
                 colours = np.load(folder / f"{index}.npy")
-                data = store.read_descriptors(number).data
-                if index >= count or len(colours) != len(data) or len(data) != store.num_keypoints_for_image(number):
+                data = store.read_descriptors(image_id).data
+                if index >= count or len(colours) != len(data) or len(data) != store.num_keypoints_for_image(image_id):
                     raise ValueError(f"the features of image {index} are not whole")
-                found[index] = number, colours, sample_of(np.asarray(data, dtype=np.uint8).reshape(-1, 128))
+                found[index] = image_id, colours, sample_of(np.asarray(data, dtype=np.uint8).reshape(-1, 128))
     except (OSError, ValueError, RuntimeError, EOFError):
         for path in database.parent.glob(f"{database.name}*"):
             path.unlink()
@@ -183,9 +190,9 @@ def _known(database: Path, count: int) -> dict[int, tuple[int, NDArray[np.uint8]
     return found
 
 
-def save_colours(database: Path, index: int, colours: NDArray[np.uint8]) -> None:
-    """Write the colours of the features of the image at a place, beside the database."""
-    np.save(database.with_name(COLOURS) / f"{index}.npy", colours)
+def save_colours(database: Path, key: str, colours: NDArray[np.uint8]) -> None:
+    """Write the colours of the features of an image, named as in the database, beside it."""
+    np.save(database.with_name(COLOURS) / f"{key}.npy", colours)
 
 
 class _Rigs:
@@ -196,13 +203,13 @@ class _Rigs:
         self._frames: dict[tuple[str, int], list[int]] = {}
 
     def add(self, store: pycolmap.Database, name: str, panorama: tuple[str, int, int], features: Features) -> int:
-        """Write the image of a face; return its number."""
+        """Write the image of a face; return its id."""
         source, width, face = panorama
         if width not in self._cameras:
             self._cameras[width] = self._write_rig(store, width)
-        number = _write_image(store, name, self._cameras[width][face], features)
-        self._frames.setdefault((source, width), []).append(number)
-        return number
+        image_id = _write_image(store, name, self._cameras[width][face], features)
+        self._frames.setdefault((source, width), []).append(image_id)
+        return image_id
 
     def _write_rig(self, store: pycolmap.Database, width: int) -> list[int]:
         cameras = []
@@ -219,18 +226,18 @@ class _Rigs:
 
     def finish(self, store: pycolmap.Database) -> None:
         """Write the frames, when all faces are there."""
-        for (_, width), numbers in self._frames.items():
+        for (_, width), image_ids in self._frames.items():
             frame = pycolmap.Frame(rig_id=self._cameras[width][0])
-            for number in numbers:
-                frame.add_data_id(store.read_image(number).data_id)
+            for image_id in image_ids:
+                frame.add_data_id(store.read_image(image_id).data_id)
             store.write_frame(frame)
 
 
 @contextmanager
-def _features(images: list[SfmImage], options: SfmOptions, threads: int, gpu: bool) -> Iterator[Iterator[Features]]:
+def _features(images: list[SfmImage], options: SfmOptions, execution: Execution) -> Iterator[Iterator[Features]]:
     """Give the features of each image, in order, as they are found. The iterator raises ResourceError."""
-    work = partial(_features_of, options=options, gpu=gpu)
-    processes = min(1 if gpu else threads, len(images))
+    work = partial(_features_of, options=options, use_gpu=execution.use_gpu)
+    processes = min(1 if execution.use_gpu else execution.num_threads, len(images))
     if processes <= 1:
         yield map(work, images)
         return
@@ -272,30 +279,30 @@ def _end_without(parent: int) -> None:
 
 def _add_camera(store: pycolmap.Database, model: str, key: LensKey) -> int:
     camera = first_guess(model, key)
-    camera.camera_id = number = int(store.write_camera(camera))
-    rig = pycolmap.Rig(rig_id=number)
+    camera.camera_id = camera_id = int(store.write_camera(camera))
+    rig = pycolmap.Rig(rig_id=camera_id)
     rig.add_ref_sensor(camera.sensor_id)
     store.write_rig(rig, use_rig_id=True)
-    return number
+    return camera_id
 
 
-def _add_image(store: pycolmap.Database, name: str, camera: int, features: Features) -> int:
-    number = _write_image(store, name, camera, features)
-    frame = pycolmap.Frame(rig_id=camera)
-    frame.add_data_id(store.read_image(number).data_id)
+def _add_image(store: pycolmap.Database, name: str, camera_id: int, features: Features) -> int:
+    image_id = _write_image(store, name, camera_id, features)
+    frame = pycolmap.Frame(rig_id=camera_id)
+    frame.add_data_id(store.read_image(image_id).data_id)
     store.write_frame(frame)
-    return number
+    return image_id
 
 
-def _write_image(store: pycolmap.Database, name: str, camera: int, features: Features) -> int:
-    number = int(store.write_image(pycolmap.Image(name=name, camera_id=camera)))
-    store.write_keypoints(number, features.xy)
+def _write_image(store: pycolmap.Database, name: str, camera_id: int, features: Features) -> int:
+    image_id = int(store.write_image(pycolmap.Image(name=name, camera_id=camera_id)))
+    store.write_keypoints(image_id, features.xy)
     kind = pycolmap.FeatureExtractorType.SIFT
-    store.write_descriptors(number, pycolmap.FeatureDescriptors(type=kind, data=features.descriptors))
-    return number
+    store.write_descriptors(image_id, pycolmap.FeatureDescriptors(type=kind, data=features.descriptors))
+    return image_id
 
 
-def _features_of(image: SfmImage, options: SfmOptions, gpu: bool) -> Features:
+def _features_of(image: SfmImage, options: SfmOptions, use_gpu: bool) -> Features:
     try:
         rgb = decode_rgb(image.path, (0, 0, 0), image.orientation)
         masked = None if image.mask is None else read_mask(image.mask, image.mask_orientation)
@@ -304,7 +311,7 @@ def _features_of(image: SfmImage, options: SfmOptions, gpu: bool) -> Features:
         return Features(nothing.astype(np.float32), nothing, nothing, problem=error)
     picture = Image.fromarray(rgb)
     picture.thumbnail((options.max_image_size,) * 2, Image.Resampling.BOX)
-    keypoints, descriptors = _extractor(options.max_features, gpu).extract_from_uint8_array(
+    keypoints, descriptors = _extractor(options.max_features, use_gpu).extract_from_uint8_array(
         stretched(np.asarray(picture.convert("L")))
     )
     xy = np.array([(point.x, point.y) for point in keypoints], dtype=np.float32).reshape(-1, 2)
@@ -338,11 +345,11 @@ def stretched(grey: NDArray[np.uint8]) -> NDArray[np.uint8]:
 _extractors: dict[int, pycolmap.FeatureExtractor] = {}
 
 
-def _extractor(max_features: int, gpu: bool) -> pycolmap.FeatureExtractor:
+def _extractor(max_features: int, use_gpu: bool) -> pycolmap.FeatureExtractor:
     """Return the extractor of this process, which is kept: a GPU's takes a second to set up."""
     if os.getpid() not in _extractors:
         options = pycolmap.FeatureExtractionOptions()
-        options.use_gpu = gpu
+        options.use_gpu = use_gpu
         options.num_threads = 1
         options.sift.max_num_features = max_features
         _extractors.clear()

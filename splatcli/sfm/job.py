@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import shutil
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -13,16 +12,15 @@ import numpy as np
 
 from splatcli.checkpoint.atomic import sync
 from splatcli.errors import OutputError, SceneError
-from splatcli.progress import Listener
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.colmap import check_written
 from splatcli.scene.images import max_pixels
 from splatcli.sfm.align import Alignment
+from splatcli.sfm.execution import Execution
 from splatcli.sfm.features import Border, SfmImage, Stored, extract
-from splatcli.sfm.fisheye import compared, wide_cameras, with_fisheyes
 from splatcli.sfm.flight_log import Place, flight_log_beside, read_flight_log
 from splatcli.sfm.images import SfmInput, readable
-from splatcli.sfm.lens import ADJUSTMENTS, choose_lenses, own_lenses
+from splatcli.sfm.lens import choose_lenses, remapped_lenses, with_fisheyes
 from splatcli.sfm.mapping import calibrate, name_and_colour, own_images, rig_cameras, run_global_mapper, run_mapper
 from splatcli.sfm.matching import (
     Pair,
@@ -48,7 +46,6 @@ from splatcli.sfm.options import (
     SfmOptions,
     is_fisheye_model,
 )
-from splatcli.sfm.phases import Phases
 from splatcli.sfm.prepare import Prepared, check_count, prepare, reasons
 from splatcli.sfm.pure_rotation import rotation_share
 from splatcli.sfm.report import CONTRADICTED, TURNED, model_facts, versions
@@ -67,38 +64,36 @@ _OVERLAP = "images have to overlap by two thirds, be sharp, and show things with
 class Mapped:
     """Images in a database, and the models that their matches give.
 
-    keys: the names of ``stored`` in the database. pairs: what was matched, indices into ``stored``. verified: how many
-    of the pairs hold. models: the largest first.
+    pairs: what was matched, indices into ``stored``. verified: how many of the pairs hold. models: the largest first.
+    added, retried: the facts of the tries that map anew, for the report; None where there was none.
     """
 
     database: Path
     stored: list[Stored]
-    keys: list[str]
     pairs: list[Pair]
     verified: int
     models: list[pycolmap.Reconstruction]
+    added: dict[str, Any] | None = None
+    retried: dict[str, Any] | None = None
 
     @property
     def registered(self) -> set[int]:
-        """Numbers of the images that the largest model registers: a try that maps anew is kept where these are more."""
+        """Ids of the images that the largest model registers: a try that maps anew is kept where these are more."""
         return set(self.models[0].reg_image_ids()) if self.models else set()
 
-    def name_of(self, number: int) -> str:
-        """Return the name of the image that has a number in the database."""
-        return next(item.image.name for item in self.stored if item.number == number)
+    def name_of(self, image_id: int) -> str:
+        """Return the name of the image that has an id in the database."""
+        return next(item.image.name for item in self.stored if item.image_id == image_id)
 
 
-def reconstruct(
-    inputs: SfmInput, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, progress: Listener
-) -> dict[str, Any]:
+def reconstruct(inputs: SfmInput, options: SfmOptions, folder: Path, execution: Execution) -> dict[str, Any]:
     """Make a model of images or videos; return the facts of the report. Raises SplatError.
 
     folder: exists; receives images/, sparse/0/ and, in work/, what is thrown away. What a call of the same images and
     options left in work/ is used, everything else there is removed.
     """
-    phases = Phases(progress)
-    prepared = prepare(inputs, options, folder, threads=threads, phases=phases)
-    return Job(prepared, inputs, options, folder, threads=threads, gpu=gpu, phases=phases).run()
+    prepared = prepare(inputs, options, folder, execution)
+    return Job(prepared, inputs, options, folder, execution).run()
 
 
 class Job:
@@ -110,52 +105,42 @@ class Job:
         inputs: SfmInput,
         options: SfmOptions,
         folder: Path,
-        *,
-        threads: int,
-        gpu: bool,
-        phases: Phases,
+        execution: Execution,
     ) -> None:
         """Set up a Job. prepared: what prepare() returned for ``inputs``, ``options`` and ``folder``."""
         self.prepared = prepared
         self.inputs = inputs
         self.options = options
         self.folder = folder
-        self.threads = threads
-        self.gpu = gpu
-        self.phases = phases
+        self.execution = execution
         self.borders: dict[str, Border] = {}
         self.rotation = 0.0
 
     def run(self) -> dict[str, Any]:
         """Run all steps; return the facts of the report. Raises SplatError."""
-        pycolmap.set_random_seed(self.options.seed)
+        pycolmap.set_random_seed(self.execution.random_seed)
         images = self._without_borders(self.prepared.images)
         database = self.folder / "work" / "database.db"
-        stored, bad = extract(
-            database, images, self.options, threads=self.threads, gpu=self.gpu, progress=self.phases.start("features")
-        )
+        stored, bad = extract(database, images, self.options, self.execution)
         unreadable = {**self.prepared.unreadable, **reasons(bad)}
         check_count(self.inputs, [item.image.name for item in stored], unreadable)
-        keys = keys_of(stored, images)
         places = known_stationary(self.folder / "work" / STATIONARY, database, stored, self.options.max_image_size)
         used = [item.image for item in stored]
-        static = StaticParts.of(used, places, self.threads, drawn=self._makes_masks(used))
+        static = StaticParts.of(used, places, self.execution.num_threads, drawn=self._makes_masks(used))
         static_facts = static.facts(used)
-        stored = drop_stationary(database, stored, keys, static.dropped, self.options.max_image_size)
+        stored = drop_stationary(database, stored, static.dropped, self.options.max_image_size)
         how, pairs = self._choose_pairs(stored)
         if self.options.cameras is not None:
             hold_lenses(database, stored, self.options.cameras)
-        delete_other_pairs(database, keys, pairs)
-        verified = self._match("matching", database, keys, pairs)
+        delete_other_pairs(database, stored, pairs)
+        verified = match(database, stored, pairs, self.execution)
         self.rotation = 0.0 if self.options.cameras is not None else rotation_share(database)
-        mapped, added, retried = self._models(
-            Mapped(database, stored, keys, pairs, verified, []), images, static.dropped
-        )
+        mapped = self._models(Mapped(database, stored, pairs, verified, []), images, static.dropped)
         stored = self._keep_used(mapped.stored, images, mapped.models)
         names = sorted(item.image.name for item in stored)
-        if added is not None:
-            added["kept"] = len(stored) - added["of"]
-        if not mapped.verified and not (retried and retried["verified_pairs"]):
+        if mapped.added is not None:
+            mapped.added["kept"] = len(stored) - mapped.added["of"]
+        if not mapped.verified and not (mapped.retried and mapped.retried["verified_pairs"]):
             raise self._hopeless(
                 f"no two of the {len(names)} images show the same thing from different places",
                 _OVERLAP + ("; masks may hide too much: --masks none" if self.inputs.masks else ""),
@@ -167,7 +152,7 @@ class Job:
         if self.options.camera_model == AUTO and self.options.cameras is None:
             models, lenses, zoomed = self._choose_lenses(mapped)
         held = self.options.cameras is not None
-        second = 0.0 if held else second_motion(mapped.database, models[0], self.options.seed)
+        second = 0.0 if held else second_motion(mapped.database, models[0], self.execution.random_seed)
         contradicted = 0.0 if held else contradicted_share(mapped.database, models[0])
         aligned = self._finish(models, stored)
         masks, made = sum(image.mask is not None for image in images), 0
@@ -189,8 +174,8 @@ class Job:
             "pairs": len(mapped.pairs),
             "verified_pairs": mapped.verified,
             "matches_per_pair": float(np.median(matches_that_hold(mapped.database) or [0])),
-            "added_frames": added,
-            "retried": retried,
+            "added_frames": mapped.added,
+            "retried": mapped.retried,
             "unreadable": unreadable,
             **static_facts,
             "borders": border_facts([item.image for item in stored]),
@@ -198,20 +183,23 @@ class Job:
             "upright_copies": self.prepared.upright_copies,
             "masks": masks or made,
             "static_masks": made > 0,
-            "seconds": {phase: round(spent, 2) for phase, spent in self.phases.seconds.items()},
-            "threads": self.threads,
-            "gpu": self.gpu,
-            "videos": [
-                {
-                    "name": name,
-                    "frames": len(frames),
-                    "most": self.prepared.most_frames[name],
-                    "hdr": self.prepared.videos[name].colour.hdr,
-                }
-                for name, frames in self._frames_of_videos(stored).items()
-            ],
+            "seconds": {phase: round(spent, 2) for phase, spent in self.execution.seconds.items()},
+            "threads": self.execution.num_threads,
+            "gpu": self.execution.use_gpu,
+            "videos": self._video_facts(stored),
             "versions": versions(),
         }
+
+    def _video_facts(self, stored: list[Stored]) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": name,
+                "frames": len(frames),
+                "most": self.prepared.most_frames[name],
+                "hdr": self.prepared.videos[name].colour.hdr,
+            }
+            for name, frames in self._frames_of_videos(stored).items()
+        ]
 
     def _frames_of_videos(self, stored: list[Stored]) -> dict[str, list[str]]:
         """Return the frames in use of each video that can be read, by its name."""
@@ -230,54 +218,35 @@ class Job:
         if cameras is not None and by_pose:
             pairs = pairs_by_pose([cameras[item.image.name] for item in stored])
         else:
-            pairs = choose_pairs(how, [item.sample for item in stored], self.options.seed)
+            pairs = choose_pairs(how, [item.sample for item in stored], self.execution.random_seed)
         # The faces of a panorama are at one place, and known to each other.
         source = sources(stored)
         pairs = [(i, j) for i, j in pairs if source[i] is None or source[i] != source[j]]
         return "poses" if by_pose else how, pairs
 
-    def _models(
-        self, matched: Mapped, images: list[SfmImage], places: Places
-    ) -> tuple[Mapped, dict[str, Any] | None, dict[str, Any] | None]:
-        """Map what is matched, with the tries that may register more, or triangulate it where cameras are known.
-
-        Returns the models with what they were made of, and the facts of _fill_gaps() and _retry().
-        """
+    def _models(self, matched: Mapped, images: list[SfmImage], places: Places) -> Mapped:
+        """Map what is matched, with the tries that may register more, or triangulate it where cameras are known."""
         database, stored = matched.database, matched.stored
         folder = self.folder / "work" / "models"
         if self.options.cameras is not None:
-            model = triangulate(
-                database,
-                folder,
-                stored,
-                matched.keys,
-                self.options.cameras,
-                seed=self.options.seed,
-                threads=self.threads,
-                progress=self.phases.start("triangulation"),
-            )
-            return replace(matched, models=[model]), None, None
+            model = triangulate(database, folder, stored, self.options.cameras, self.execution)
+            return replace(matched, models=[model])
         if self.options.mapper == "global":
             # Calibration changes cameras and geometries; the next call finds those of matching.
             database = database.with_name("calibrated.db")
             shutil.copyfile(matched.database, database)
         models = self._map("mapping", database, folder, len(stored))
-        mapped, added = replace(matched, database=database, models=models), None
+        mapped = replace(matched, database=database, models=models)
         if self.rotation > TURNED:  # more images would bring no depth
-            return mapped, None, None
+            return mapped
         if self.inputs.is_video and not self.prepared.panoramas:
-            mapped, added = self._fill_gaps(mapped, images, self._how_to_match(len(stored)), places)
-        mapped, retried = self._retry(mapped)
-        return self._try_fisheyes(mapped), added, retried
+            mapped = self._fill_gaps(mapped, images, self._how_to_match(len(stored)), places)
+        return self._try_fisheyes(self._retry(mapped))
 
     def _finish(self, models: list[pycolmap.Reconstruction], stored: list[Stored]) -> dict[str, Any]:
         """Name and colour what is in the models, align the largest, and write all; return what the alignment did."""
         for model in models:
-            name_and_colour(
-                model,
-                {item.number: item.image.name for item in stored},
-                {item.number: item.colours for item in stored},
-            )
+            name_and_colour(model, stored)
         recorded = self._recorded_positions(stored)
         aligned = Alignment(self.inputs, self.options, self.folder, self.prepared.panoramas, recorded).apply(models[0])
         for number, model in enumerate(models):
@@ -297,16 +266,12 @@ class Job:
         return found
 
     def _map(self, phase: str, database: Path, folder: Path, total: int) -> list[pycolmap.Reconstruction]:
-        seed, progress = self.options.seed, self.phases.start(phase)
         if self.options.mapper == "global":
-            calibrate(database, seed)
+            calibrate(database, self.execution.random_seed)
         if is_fisheye_model(self.options.mapped_model):
             database = with_fisheyes(database, self.options.mapped_model)
-        if self.options.mapper == "global":
-            return run_global_mapper(
-                database, folder, seed=seed, threads=self.threads, gpu=self.gpu, total=total, progress=progress
-            )
-        return run_mapper(database, folder, seed=seed, threads=self.threads, total=total, progress=progress)
+        run = run_global_mapper if self.options.mapper == "global" else run_mapper
+        return run(database, folder, total, self.execution, phase)
 
     def _try_fisheyes(self, mapped: Mapped) -> Mapped:
         """Map anew with fisheyes where many images are not registered; return what is used, the larger model."""
@@ -326,30 +291,18 @@ class Job:
 
         The second is of cameras that were zoomed, each of whose images has a lens of its own.
         """
-        models, constant = mapped.models, rig_cameras(mapped.database)
-        kind = {"seed": self.options.seed, "threads": self.threads}
-        as_mapped = models[0]
-        phase, tries_own = self.phases.start("lens"), not constant and self.options.camera_per != "image"
-
-        def progress(done: int, total: int) -> None:
-            phase(done, total + tries_own)
-
-        models[0], lenses, before = choose_lenses(models[0], constant=constant, progress=progress, **kind)
-        mapped_so = any(is_fisheye_model(fact["start"]) for fact in lenses)
-        wide = wide_cameras(models[0], lenses)
-        own = None
-        if before is not None and tries_own:
-            if not wide and not mapped_so:
-                own = own_lenses(as_mapped, lenses, before, constant=constant, **kind)
-            phase(ADJUSTMENTS + 1, ADJUSTMENTS + 1)
-            if own is not None:
-                zoomed = {fact["camera"] for fact in own[1]}
-                return [own[0], *models[1:]], [fact for fact in lenses if fact["camera"] not in zoomed], own[1]
-        if not wide or mapped_so or not self._may_be_fisheye(mapped.database):
-            return models, lenses, []
-        again = self._map_fisheyes(mapped, wide).models
-        report = compared(again[0], models[0], lenses, wide, constant=constant, **kind) if again else None
-        return (models, lenses, []) if report is None else (again, report, [])
+        chosen = choose_lenses(
+            mapped.models[0],
+            self.execution,
+            constant=rig_cameras(mapped.database),
+            each_image=self.options.camera_per != "image",
+        )
+        if chosen.wide and self._may_be_fisheye(mapped.database):
+            again = self._map_fisheyes(mapped, chosen.wide).models
+            report = remapped_lenses(again[0], chosen, self.execution) if again else None
+            if report is not None:
+                return again, report, []
+        return [chosen.model, *mapped.models[1:]], chosen.cameras, chosen.zoomed
 
     def _may_be_fisheye(self, database: Path) -> bool:
         """Return whether fisheyes are tried: the lens is not given, and no faces of panoramas have one."""
@@ -364,10 +317,6 @@ class Job:
         models = self._map("mapping as fisheye", database, folder, len(mapped.stored))
         return replace(mapped, database=database, models=models)
 
-    def _match(self, phase: str, database: Path, keys: list[str], pairs: list[Pair]) -> int:
-        seed, progress = self.options.seed, self.phases.start(phase)
-        return match(database, keys, pairs, seed=seed, threads=self.threads, gpu=self.gpu, progress=progress)
-
     def _makes_masks(self, images: list[SfmImage]) -> bool:
         """Return whether images get masks of what is not of the scene: none are given or refused."""
         return self.inputs.static_masks and not any(image.mask or image.panorama for image in images)
@@ -375,37 +324,34 @@ class Job:
     def _without_borders(self, images: list[SfmImage]) -> list[SfmImage]:
         """Return the images with their black borders, unless masks are given or refused."""
         if self._makes_masks(images):
-            self.borders = find_borders(images, self.threads)
+            self.borders = find_borders(images, self.execution.num_threads)
         return [replace(image, border=self.borders.get(image.name, image.border)) for image in images]
 
     def _write_static_masks(self, images: list[SfmImage], static: StaticParts) -> int:
         """Write masks/ of borders and of what stands still in the images, which lie in images/ now; return how many."""
         there = [replace(image, path=self.folder / "images" / image.name) for image in images]
-        folder, phase = self.folder / "masks", self.phases.start("masks")
-        return write_static_masks(there, static.regions, folder, phase, self.threads, static.overlays)
+        return write_static_masks(there, static.regions, self.folder / "masks", self.execution, static.overlays)
 
-    def _fill_gaps(
-        self, first: Mapped, images: list[SfmImage], how: Matching, places: Places
-    ) -> tuple[Mapped, dict[str, Any] | None]:
+    def _fill_gaps(self, first: Mapped, images: list[SfmImage], how: Matching, places: Places) -> Mapped:
         """Add frames of the video between neighbours that no model has both of, and map anew.
 
         images: the frames that were chosen at first. places: around which features are dropped.
-        Returns what is to be used, ``first`` unless the largest model registers more of these now, and the facts of the
-        try, or None without gaps. All that is written lies in work/gaps/: what is kept of ``first`` stays valid.
+        Returns ``first`` unless the largest model registers more of these now. All that is written lies in work/gaps/:
+        what is kept of ``first`` stays valid.
         """
-        names_by_model = [{first.name_of(number) for number in model.reg_image_ids()} for model in first.models]
+        names_by_model = [{first.name_of(image_id) for image_id in model.reg_image_ids()} for model in first.models]
         gaps = find_gaps([image.name for image in images], names_by_model)
         stretches = stretches_in(gaps, len(images))
         if not stretches:
-            return first, None
+            return first
         folder = self.folder / "work" / "gaps"
         folder.mkdir()
         names: list[str] = []
-        phase = self.phases.start("more frames")
+        progress = self.execution.start("more frames")
         for name, within in self.inputs.frame_folders.items():
             if within in stretches:
                 (folder / within).mkdir(parents=True, exist_ok=True)
-                more_of = write_more_frames(self.prepared.videos[name], folder / within, stretches[within], phase)
+                more_of = write_more_frames(self.prepared.videos[name], folder / within, stretches[within], progress)
                 names += [str(PurePosixPath(within, frame)) for frame in more_of]
         headers, _ = readable(SfmInput(folder, tuple(names)), max_pixels(None))
         more = [SfmImage.of(name, folder, header) for name, header in headers.items()]
@@ -418,29 +364,27 @@ class Job:
         shutil.copytree(first.database.with_name(COLOURS), database.with_name(COLOURS))
         # The database names images by their place in this list, so new ones are at its end.
         everything = [*images, *more]
-        progress = self.phases.start("more features")
-        stored, _ = extract(database, everything, self.options, threads=self.threads, gpu=self.gpu, progress=progress)
-        keys = keys_of(stored, everything)
-        stored = drop_stationary(database, stored, keys, places, self.options.max_image_size)
+        stored, _ = extract(database, everything, self.options, self.execution, "more features")
+        stored = drop_stationary(database, stored, places, self.options.max_image_size)
         order = sorted(range(len(stored)), key=lambda index: stored[index].image.name)
-        wanted = choose_pairs(how, [stored[index].sample for index in order], self.options.seed)
+        wanted = choose_pairs(how, [stored[index].sample for index in order], self.execution.random_seed)
         pairs = [(min(order[i], order[j]), max(order[i], order[j])) for i, j in wanted]
         new = sorted(pair for pair in pairs if pair[1] >= len(first.stored))
-        verified = self._match("more matching", database, keys, new)
+        verified = match(database, stored, new, self.execution, "more matching")
         models = self._map("more mapping", database, folder / "models", len(stored))
-        found = Mapped(database, stored, keys, [*first.pairs, *new], verified, models)
-        chosen = {item.number for item in first.stored}
+        found = Mapped(database, stored, [*first.pairs, *new], verified, models)
+        chosen = {item.image_id for item in first.stored}
         before, after = len(chosen & first.registered), len(chosen & found.registered)
         facts = {"gaps": len(gaps), "frames": len(more), "before": before, "after": after, "of": len(chosen)}
-        return (found if after > before else first), facts
+        return replace(found if after > before else first, added=facts)
 
     def _keep_used(
         self, stored: list[Stored], images: list[SfmImage], models: list[pycolmap.Reconstruction]
     ) -> list[Stored]:
         """Leave out frames that were added to ``images`` and are in none of the models; move the others to images/."""
-        used = {number for model in models for number in model.reg_image_ids()}
+        used = {image_id for model in models for image_id in model.reg_image_ids()}
         chosen = {image.name for image in images}
-        kept = [item for item in stored if item.image.name in chosen or item.number in used]
+        kept = [item for item in stored if item.image.name in chosen or item.image_id in used]
         for item in kept:
             if item.image.name not in chosen:
                 place = self.folder / "images" / item.image.name
@@ -448,33 +392,27 @@ class Job:
                 item.image.path.rename(place)
         return kept
 
-    def _retry(self, mapped: Mapped) -> tuple[Mapped, dict[str, Any] | None]:
+    def _retry(self, mapped: Mapped) -> Mapped:
         """Match the images that the largest model lacks again, loosely, and map anew.
 
-        Returns what is to be used, ``mapped`` unless the largest model registers more images now, and the facts of the
-        try, or None if no image is lacking.
+        Returns ``mapped`` unless the largest model registers more images now.
         """
-        models, stored, keys, pairs = mapped.models, mapped.stored, mapped.keys, mapped.pairs
+        models, stored, pairs = mapped.models, mapped.stored, mapped.pairs
         registered = mapped.registered
-        lacking = {index for index, item in enumerate(stored) if item.number not in registered}
+        lacking = {index for index, item in enumerate(stored) if item.image_id not in registered}
         if not lacking:
-            return mapped, None
+            return mapped
         work = self.folder / "work"
         database = work / "retry.db"
         shutil.copyfile(mapped.database, database)
-        again = partial(
-            match_again,
-            database,
-            keys,
-            seed=self.options.seed,
-            threads=self.threads,
-            gpu=self.gpu,
-            progress=self.phases.start("matching again"),
-        )
         tried = self._pairs_to_retry(mapped, database, lacking)
         # What images of one smaller model have in common joins them with the largest only if another pair does.
-        place = {number: model for model, each in enumerate(models) for number in each.reg_image_ids()}
-        inside = {pair for pair in tried if len({place.get(stored[index].number, -1 - index) for index in pair}) == 1}
+        place = {image_id: model for model, each in enumerate(models) for image_id in each.reg_image_ids()}
+        inside = {pair for pair in tried if len({place.get(stored[index].image_id, -1 - index) for index in pair}) == 1}
+
+        def again(pairs: list[Pair]) -> list[Pair]:
+            return match_again(database, stored, pairs, self.execution)
+
         held = again([pair for pair in tried if pair not in inside])
         if held:
             held = sorted([*held, *again([pair for pair in tried if pair in inside])])
@@ -487,8 +425,8 @@ class Job:
         facts: dict[str, Any] = {"images": len(lacking), "verified_pairs": len(held), "before": before, "after": after}
         # Where a scene repeats, looser matching joins what only looks alike, and most pairs contradict the cameras.
         if after > before and (contradicted := contradicted_share(database, new_models[0])) > CONTRADICTED:
-            return mapped, {**facts, "contradicted_matches": round(contradicted, 4)}
-        return (found if after > before else mapped), facts
+            return replace(mapped, retried={**facts, "contradicted_matches": round(contradicted, 4)})
+        return replace(found if after > before else mapped, retried=facts)
 
     def _pairs_to_retry(self, mapped: Mapped, database: Path, lacking: set[int]) -> list[Pair]:
         """Return the pairs of images ``lacking`` whose descriptors match, ascending.
@@ -496,14 +434,14 @@ class Job:
         Those that were never matched are matched in ``database`` as at first: the most similar ones, and no more than
         were matched at first.
         """
-        stored, keys = mapped.stored, mapped.keys
+        stored = mapped.stored
         pairs = pairs_to_retry(mapped.pairs, lacking, sources(stored))
         matched = set(mapped.pairs)
         others = [pair for pair in pairs if pair not in matched]
-        others = most_alike(others, [item.sample for item in stored], len(matched), self.options.seed)
+        others = most_alike(others, [item.sample for item in stored], len(matched), self.execution.random_seed)
         if others:
-            self._match("matching more", database, keys, others)
-        return pairs_with_matches(database, keys, pairs)
+            match(database, stored, others, self.execution, "matching more")
+        return pairs_with_matches(database, stored, pairs)
 
     def _check_models(self, models: list[pycolmap.Reconstruction], names: list[str]) -> None:
         registered = models[0].num_reg_images() if models else 0
@@ -550,9 +488,3 @@ class Job:
 def sources(stored: list[Stored]) -> list[str | None]:
     """Return for each image the panorama that it is a face of, or None."""
     return [None if item.image.panorama is None else item.image.panorama[0] for item in stored]
-
-
-def keys_of(stored: list[Stored], images: list[SfmImage]) -> list[str]:
-    """Return the names in the database: the places in ``images``, whose own names are distinct."""
-    places = {image.name: str(place) for place, image in enumerate(images)}
-    return [places[item.image.name] for item in stored]

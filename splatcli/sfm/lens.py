@@ -1,16 +1,23 @@
-"""The lens model of each camera, chosen by held-out observations after mapping.
+"""The lens model of each camera: chosen by held-out observations after mapping, and fisheyes mapped anew.
 
 The mapper solves with SIMPLE_RADIAL, which few images determine. Here richer models are tried on the finished model:
 one observation of a share of the tracks is withheld, everything is adjusted without them, and the model must predict
 where they are. More parameters always fit the observations that they are fitted to; these they fit only if the lens
 is so. The simplest model that predicts significantly better is kept.
+
+The mapper finds images of a fisheye lens with SIMPLE_RADIAL, too, but bends the scene to fit. No adjustment of that
+gets out again, so wide images are mapped anew with OPENCV_FISHEYE and compared by withheld observations.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+import shutil
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,13 +28,11 @@ from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import MAX_ANGLE
 from splatcli.scene.undistort import FieldOfView, camera_of, check_lens
-from splatcli.sfm.options import is_fisheye_model
-from splatcli.sfm.phases import Progress
+from splatcli.sfm.execution import Execution
+from splatcli.sfm.options import FISHEYE, is_fisheye_model
 
 #: The models that are tried, from the fewest parameters to the most.
 CANDIDATES = ("RADIAL", "OPENCV", "OPENCV_FISHEYE", "FULL_OPENCV", "THIN_PRISM_FISHEYE")
-#: Adjustments that choose_lenses() counts: that of the model as it is, one of each candidate, and the choice.
-ADJUSTMENTS = len(CANDIDATES) + 2
 #: Tracks that one observation can be withheld of: three others still fix the point well.
 _TRACK = 4
 #: Share of these tracks of which one observation is withheld, and how many there are at most.
@@ -35,7 +40,7 @@ _SHARE, _MOST = 0.25, 50_000
 #: Images and withheld observations of a camera below which its lens stays as it is.
 _MIN_IMAGES, _MIN_WITHHELD = 5, 100
 #: Gain in the mean error of withheld observations below which a model with more parameters is not worth them.
-LEAST_GAIN = 0.05
+_LEAST_GAIN = 0.05
 #: The same for a lens of its own for each image of a camera, which is many more parameters.
 _OWN_GAIN = 0.15
 #: Resamplings of the images, and the share of them that may show no gain.
@@ -50,6 +55,8 @@ _LINES, _POINTS = 64, 48
 _SLOWEST, _FASTEST = 0.2, 5.0
 #: Pixels by which the way from a pixel to its ray and back may miss.
 _MISS = 0.5
+#: Half the angle of view from corner to corner, in degrees, from which a lens may be a fisheye.
+_WIDE = 50.0
 
 Lenses = dict[int, str]
 
@@ -75,47 +82,60 @@ class Trial:
     refused: dict[int, str]
 
 
-def choose_lenses(
-    model: pycolmap.Reconstruction, *, constant: set[int], seed: int, threads: int, progress: Progress
-) -> tuple[pycolmap.Reconstruction, list[dict[str, Any]], Trial | None]:
-    """Return the model with the lens models that held-out observations ask for, a report of each camera, and a trial.
+@dataclass(frozen=True, slots=True, eq=False)
+class LensChoice:
+    """A model with the lenses that its withheld observations ask for; the one that was given where none is better.
 
-    That is the one of the model as it is; None, with an empty report, where there are too few observations.
-    constant: cameras whose lens is exact and stays. The model itself is returned, untouched, where nothing is better.
+    cameras: a report of each camera with enough observations. zoomed: of those each image of which has its own lens.
+    wide: cameras that fisheyes may fit so much better that they are mapped anew, see remapped_lenses().
     """
-    trials = _Trials(model, constant, seed, threads)
+
+    model: pycolmap.Reconstruction
+    cameras: list[dict[str, Any]] = field(default_factory=list)
+    zoomed: list[dict[str, Any]] = field(default_factory=list)
+    wide: set[int] = field(default_factory=set)
+
+
+def choose_lenses(
+    model: pycolmap.Reconstruction,
+    execution: Execution,
+    *,
+    constant: AbstractSet[int] = frozenset(),
+    each_image: bool = True,
+) -> LensChoice:
+    """Choose the lens model of each camera, or a lens for each of its images where these were zoomed.
+
+    constant: cameras whose lens is exact and stays. each_image: whether lenses of their own are tried, without
+    ``constant``. The model that is given stays untouched.
+    """
+    trials = _Trials(model, execution, constant)
     tested = [
         camera
         for camera, used in sorted(trials.images.items())
         if len(used) >= _MIN_IMAGES and np.count_nonzero(trials.rows(camera)) >= _MIN_WITHHELD
     ]
     if not tested:
-        return model, [], None
-    progress(0, ADJUSTMENTS)
+        return LensChoice(model)
+    progress, each_image = execution.start("lens"), each_image and not constant
+    # The model as it is, the candidates, the choice, and lenses for each image.
+    total = 1 + len(CANDIDATES) + 1 + each_image
+    progress(0, total)
     before = trials.attempt({})
-    progress(1, ADJUSTMENTS)
+    progress(1, total)
     tried: dict[str, Trial] = {}
     for done, name in enumerate(CANDIDATES, 2):
         tried[name] = trials.attempt(dict.fromkeys(tested, name))
-        progress(done, ADJUSTMENTS)
-    report = [trials.decide(camera, before, tried) for camera in tested]
-    chosen = {fact["camera"]: fact["model"] for fact in report if fact["model"] != fact["start"]}
-    found, last = model, before
-    if chosen:
-        one = set(chosen.values()) if chosen.keys() == set(tested) else set()
-        last = tried[one.pop()] if len(one) == 1 else trials.attempt(chosen)
-        if len(tested) > 1:
-            chosen, last = trials.without_the_idle(chosen, last)
-        found, reason = trials.adopt(chosen, before, last)
-        if found is model:
-            chosen, last = {}, before
-        for fact in report:
-            if fact["camera"] not in chosen and fact["model"] != fact["start"]:
-                fact.update(model=fact["start"], kept=reason or "it gains nothing beside the other cameras' lenses")
-    for fact in report:
-        fact["error_px"] = float(last.errors[trials.rows(fact["camera"])].mean())
-    progress(ADJUSTMENTS, ADJUSTMENTS)
-    return found, report, before
+        progress(done, total)
+    found, report = trials.choose(tested, before, tried)
+    progress(2 + len(CANDIDATES), total)
+    fisheyes = any(is_fisheye_model(fact["start"]) for fact in report)
+    wide = set() if fisheyes else wide_cameras(found, report)
+    own = trials.own_lenses(report, before) if each_image and not fisheyes and not wide else None
+    progress(total, total)
+    if own is None:
+        return LensChoice(found, report, [], wide)
+    zoomed = {fact["camera"] for fact in own[1]}
+    return LensChoice(own[0], [fact for fact in report if fact["camera"] not in zoomed], own[1])
 
 
 class _Trials:
@@ -127,18 +147,17 @@ class _Trials:
     def __init__(
         self,
         model: pycolmap.Reconstruction,
-        constant: set[int],
-        seed: int,
-        threads: int,
+        execution: Execution,
+        constant: AbstractSet[int] = frozenset(),
         cameras: set[int] | None = None,
     ) -> None:
         self.model = model
         self.constant = constant
-        self.seed = seed
-        self.threads = threads
+        self.seed = execution.random_seed
+        self.num_threads = execution.num_threads
         images = _images_of(model, constant)
         self.images = images if cameras is None else {camera: images[camera] for camera in images if camera in cameras}
-        self.withheld = _withhold(model, set().union(*self.images.values()), seed)
+        self.withheld = _withhold(model, set().union(*self.images.values()), self.seed)
 
     def rows(self, camera: int) -> NDArray[np.bool_]:
         """Return which of the withheld observations are of ``camera``."""
@@ -159,7 +178,7 @@ class _Trials:
             trial.delete_observation(image, point)
         for camera, name in lenses.items():
             _set_lens(trial.camera(camera), converted(model.camera(camera), name))
-        _adjust(trial, self.constant, self.threads, min_track_length=3)
+        _adjust(trial, self.constant, self.num_threads, min_track_length=3)
         errors = np.full(len(withheld.images), _WORST)
         for number in np.unique(withheld.images).tolist():
             own = withheld.images == number
@@ -173,6 +192,31 @@ class _Trials:
         cameras = {camera: copy.deepcopy(trial.camera(camera)) for camera in lenses}
         refused = {camera: reason for camera, lens in cameras.items() if (reason := doubt(lens, model.camera(camera)))}
         return Trial(errors, cameras, refused)
+
+    def choose(
+        self, tested: list[int], before: Trial, tried: Mapping[str, Trial]
+    ) -> tuple[pycolmap.Reconstruction, list[dict[str, Any]]]:
+        """Return the model with the lens models that predict clearly better, and a report of each camera of ``tested``.
+
+        before: of the model as it is. tried: of each candidate for all of ``tested``.
+        """
+        report = [self.decide(camera, before, tried) for camera in tested]
+        chosen = {fact["camera"]: fact["model"] for fact in report if fact["model"] != fact["start"]}
+        found, last = self.model, before
+        if chosen:
+            one = set(chosen.values()) if chosen.keys() == set(tested) else set()
+            last = tried[one.pop()] if len(one) == 1 else self.attempt(chosen)
+            if len(tested) > 1:
+                chosen, last = self.without_the_idle(chosen, last)
+            found, reason = self.adopt(chosen, before, last)
+            if found is self.model:
+                chosen, last = {}, before
+            for fact in report:
+                if fact["camera"] not in chosen and fact["model"] != fact["start"]:
+                    fact.update(model=fact["start"], kept=reason or "it gains nothing beside the other cameras' lenses")
+        for fact in report:
+            fact["error_px"] = float(last.errors[self.rows(fact["camera"])].mean())
+        return found, report
 
     def decide(self, number: int, before: Trial, tried: Mapping[str, Trial]) -> dict[str, Any]:
         """Choose the lens of a camera that predicts clearly better than the simpler ones; return it with all tried."""
@@ -191,7 +235,7 @@ class _Trials:
                 fact["refused"] = reason
             else:
                 more, least = self.gain(last, trial, own)
-                if more > LEAST_GAIN and least > 0:
+                if more > _LEAST_GAIN and least > 0:
                     best, last = name, trial
             facts.append(fact)
         return {
@@ -213,7 +257,7 @@ class _Trials:
             fewer = {other: name for other, name in chosen.items() if other != camera}
             without = self.attempt(fewer)
             share, low = self.gain(without, last, self.rows(camera))
-            if camera in last.refused or not (share > LEAST_GAIN and low > 0):
+            if camera in last.refused or not (share > _LEAST_GAIN and low > 0):
                 chosen, last = fewer, without
         return chosen, last
 
@@ -226,7 +270,7 @@ class _Trials:
         found = copy.deepcopy(model)
         for camera in chosen:
             _set_lens(found.camera(camera), last.cameras[camera])
-        _adjust(found, self.constant, self.threads, min_track_length=0)
+        _adjust(found, self.constant, self.num_threads, min_track_length=0)
         found.update_point_3d_errors()
         as_it_was = copy.deepcopy(model)
         as_it_was.update_point_3d_errors()
@@ -237,61 +281,47 @@ class _Trials:
             return model, "adjusted with all observations, the error is larger"
         return found, ""
 
+    def own_lenses(
+        self, lenses: list[dict[str, Any]], before: Trial
+    ) -> tuple[pycolmap.Reconstruction, list[dict[str, Any]]] | None:
+        """Return the model with a lens for each image of the cameras whose zoom changed, and facts; None without any.
 
-def withheld_errors(
-    model: pycolmap.Reconstruction, cameras: set[int], *, constant: set[int], seed: int, threads: int
-) -> dict[int, float]:
-    """Return for each of ``cameras`` the mean error in pixels of its withheld observations, as choose_lenses() does.
-
-    Cameras with too few of them are left out.
-    """
-    trials = _Trials(model, constant, seed, threads, cameras)
-    trial, own = trials.attempt({}), {camera: trials.rows(camera) for camera in trials.images}
-    enough = {camera: rows for camera, rows in own.items() if np.count_nonzero(rows) >= _MIN_WITHHELD}
-    return {camera: float(trial.errors[rows].mean()) for camera, rows in enough.items()}
-
-
-def own_lenses(
-    model: pycolmap.Reconstruction,
-    lenses: list[dict[str, Any]],
-    before: Trial,
-    *,
-    constant: set[int],
-    seed: int,
-    threads: int,
-) -> tuple[pycolmap.Reconstruction, list[dict[str, Any]]] | None:
-    """Return the model with a lens for each image of the cameras whose zoom changed, and facts; None without any.
-
-    Withheld observations must be predicted clearly better than by any lens that all images of the camera share. A
-    camera whose focal length EXIF tells is not tried: it has the images of one focal length.
-    lenses, before: as choose_lenses() returned them for the model. constant: as there.
-    """
-    asked = [fact for fact in lenses if not model.camera(fact["camera"]).has_prior_focal_length]
-    if not asked:
-        return None
-    trials = _Trials(model, constant, seed, threads)
-    after = trials.attempt({}, _split(model, {fact["camera"] for fact in asked}))
-    facts = []
-    for fact in asked:
-        own = trials.rows(fact["camera"])
-        share, low = trials.gain(before, after, own)
-        error = float(after.errors[own].mean())
-        shared = min(fact["error_px"], *(trial["error_px"] for trial in fact["tried"]))
-        if share > _OWN_GAIN and low > LEAST_GAIN and error < (1.0 - _OWN_GAIN) * shared:
-            about = {"images": len(trials.images[fact["camera"]]), "error_px_shared": shared, "error_px": error}
-            facts.append({"camera": fact["camera"], **about})
-    if not facts:
-        return None
-    found = _split(model, {fact["camera"] for fact in facts})
-    _adjust(found, constant, threads, min_track_length=0)
-    found.update_point_3d_errors()
-    for fact in facts:
-        own_cameras = [found.camera(found.image(image).camera_id) for image in trials.images[fact["camera"]]]
-        focal = [float(camera.mean_focal_length()) for camera in own_cameras]
-        fact["focal_px"] = [min(focal), max(focal)]
-        if any(doubt(camera, model.camera(fact["camera"])) for camera in own_cameras):
+        Withheld observations must be predicted clearly better than by any lens that all images of the camera share. A
+        camera whose focal length EXIF tells is not tried: it has the images of one focal length.
+        lenses, before: of choose().
+        """
+        model = self.model
+        asked = [fact for fact in lenses if not model.camera(fact["camera"]).has_prior_focal_length]
+        if not asked:
             return None
-    return found, facts
+        after = self.attempt({}, _split(model, {fact["camera"] for fact in asked}))
+        facts = []
+        for fact in asked:
+            rows = self.rows(fact["camera"])
+            share, low = self.gain(before, after, rows)
+            error = float(after.errors[rows].mean())
+            shared = min(fact["error_px"], *(trial["error_px"] for trial in fact["tried"]))
+            if share > _OWN_GAIN and low > _LEAST_GAIN and error < (1.0 - _OWN_GAIN) * shared:
+                about = {"images": len(self.images[fact["camera"]]), "error_px_shared": shared, "error_px": error}
+                facts.append({"camera": fact["camera"], **about})
+        if not facts:
+            return None
+        found = _split(model, {fact["camera"] for fact in facts})
+        _adjust(found, self.constant, self.num_threads, min_track_length=0)
+        found.update_point_3d_errors()
+        for fact in facts:
+            own_cameras = [found.camera(found.image(image).camera_id) for image in self.images[fact["camera"]]]
+            focal = [float(camera.mean_focal_length()) for camera in own_cameras]
+            fact["focal_px"] = [min(focal), max(focal)]
+            if any(doubt(camera, model.camera(fact["camera"])) for camera in own_cameras):
+                return None
+        return found, facts
+
+    def mean_errors(self) -> dict[int, float]:
+        """Return the mean error in pixels of the withheld observations of each camera that has enough of them."""
+        trial, own = self.attempt({}), {camera: self.rows(camera) for camera in self.images}
+        enough = {camera: rows for camera, rows in own.items() if np.count_nonzero(rows) >= _MIN_WITHHELD}
+        return {camera: float(trial.errors[rows].mean()) for camera, rows in enough.items()}
 
 
 def _split(model: pycolmap.Reconstruction, cameras: set[int]) -> pycolmap.Reconstruction:
@@ -332,7 +362,7 @@ def gain(
     return float(total), float(np.quantile(shares, _DOUBT))
 
 
-def _images_of(model: pycolmap.Reconstruction, constant: set[int]) -> dict[int, set[int]]:
+def _images_of(model: pycolmap.Reconstruction, constant: AbstractSet[int]) -> dict[int, set[int]]:
     """Return the registered images of each camera that may change."""
     images: dict[int, set[int]] = {}
     for number in model.reg_image_ids():
@@ -357,13 +387,15 @@ def _withhold(model: pycolmap.Reconstruction, images: set[int], seed: int) -> Wi
     return Withheld(table[:, 0], table[:, 1], table[:, 2])
 
 
-def _adjust(model: pycolmap.Reconstruction, constant: set[int], threads: int, *, min_track_length: int) -> None:
+def _adjust(
+    model: pycolmap.Reconstruction, constant: AbstractSet[int], num_threads: int, *, min_track_length: int
+) -> None:
     """Run bundle adjustment of poses, points and lenses; principal points stay in the middle, as in the mapper."""
     options = pycolmap.BundleAdjustmentOptions()
     options.print_summary = False
     options.refine_sensor_from_rig = False
     options.min_track_length = min_track_length
-    options.ceres.solver_options.num_threads = threads
+    options.ceres.solver_options.num_threads = num_threads
     options.ceres.solver_options.max_num_iterations = 50
     options.ceres.solver_options.function_tolerance = 1e-6
     config = pycolmap.BundleAdjustmentConfig()
@@ -382,7 +414,7 @@ def _set_lens(camera: pycolmap.Camera, lens: pycolmap.Camera) -> None:
 
 def converted(camera: pycolmap.Camera, name: str) -> pycolmap.Camera:
     """Return the lens of another model that sees most alike, to begin an adjustment with."""
-    focal = (camera.focal_length_x + camera.focal_length_y) / 2
+    focal = camera.mean_focal_length()
     lens = pycolmap.Camera.create_from_model_name(camera.camera_id, name, focal, camera.width, camera.height)
     params = np.array(lens.params, dtype=np.float64)
     params[lens.principal_point_idxs()] = camera.principal_point_x, camera.principal_point_y
@@ -432,7 +464,7 @@ def doubt(lens: pycolmap.Camera, before: pycolmap.Camera) -> str:
         check_lens(lens, None, "lens")
     except SceneError as problem:
         return problem.what
-    old = (before.focal_length_x + before.focal_length_y) / 2
+    old = before.mean_focal_length()
     focal = lens.focal_length_x, lens.focal_length_y
     if not old / _FOCAL <= min(focal) <= max(focal) <= old * _FOCAL:
         return f"its focal length goes from {old:.0f} to {focal[0]:.0f} pixels"
@@ -488,3 +520,67 @@ def _is_monotone_fisheye(lens: pycolmap.Camera) -> bool:
     inside = np.asarray(((seen >= 0.0) & (seen <= [lens.width, lens.height])).all(axis=2))[:, 1:]
     mean = np.nanmean(np.where(inside, risen, np.nan), axis=1, keepdims=True)
     return bool(((risen >= mean / _FASTEST) & (risen <= mean / _SLOWEST))[inside].all())
+
+
+# --- fisheyes ---------------------------------------------------------------------------------------------------------
+
+
+def with_fisheyes(database: Path, model: str, cameras: Iterable[int] | None = None) -> Path:
+    """Return a copy of a matched database, beside it, whose cameras have a fisheye model without distortion.
+
+    model: one of COLMAP's. cameras: those that are changed; None: all. Focal lengths stay and count as known: without
+    that COLMAP starts no model from images of a fisheye, and its adjustments find the right one from any.
+    """
+    copy = database.with_name(f"{database.stem}-fisheye.db")
+    shutil.copyfile(database, copy)
+    with pycolmap.Database.open(copy) as store, pycolmap.DatabaseTransaction(store):
+        for camera in store.read_all_cameras():
+            if cameras is not None and camera.camera_id not in cameras:
+                continue
+            focal = camera.mean_focal_length()
+            lens = pycolmap.Camera.create_from_model_name(camera.camera_id, model, focal, camera.width, camera.height)
+            lens.has_prior_focal_length = True
+            store.update_camera(lens)
+    return copy
+
+
+def wide_cameras(model: pycolmap.Reconstruction, lenses: Iterable[Mapping[str, Any]]) -> set[int]:
+    """Return the cameras that see far to the side and whose withheld observations a fisheye predicts better.
+
+    lenses: the report of choose_lenses() on the model.
+    """
+    found = set()
+    for fact in lenses:
+        camera = model.camera(fact["camera"])
+        corner = math.hypot(camera.width, camera.height) / 2 / min(camera.focal_length_x, camera.focal_length_y)
+        half = corner if is_fisheye_model(camera.model_name) else math.atan(corner)
+        tried = [trial["error_px"] for trial in fact["tried"] if is_fisheye_model(trial["model"])]
+        better = is_fisheye_model(fact["model"]) or min(tried) < (1.0 - _LEAST_GAIN) * fact["error_px"]
+        if math.degrees(half) > _WIDE and better:
+            found.add(int(fact["camera"]))
+    return found
+
+
+def remapped_lenses(
+    found: pycolmap.Reconstruction, chosen: LensChoice, execution: Execution
+) -> list[dict[str, Any]] | None:
+    """Return the report with fisheyes where the model that was mapped with them is better; None where it is not.
+
+    found: mapped with fisheyes in place of the wide cameras of ``chosen``.
+    """
+    if found.num_reg_images() < chosen.model.num_reg_images():
+        return None
+    errors = _Trials(found, execution, cameras=chosen.wide).mean_errors()
+    report = []
+    for fact in chosen.cameras:
+        number = int(fact["camera"])
+        if number in chosen.wide:
+            error = errors.get(number)
+            if error is None or not error < (1.0 - _LEAST_GAIN) * fact["error_px"]:
+                return None
+            lens = found.camera(number)
+            if doubt(lens, lens):
+                return None
+            fact = {**fact, "model": FISHEYE, "error_px": error, "mapped": FISHEYE}
+        report.append(fact)
+    return report

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.scene._pycolmap import pycolmap
+from splatcli.sfm.execution import Execution
+from splatcli.sfm.features import Stored
 from splatcli.sfm.options import MIN_IMAGES
 
 
 def run_mapper(
-    database: Path, folder: Path, *, seed: int, threads: int, total: int, progress: Callable[[int, int], None]
+    database: Path, folder: Path, total: int, execution: Execution, phase: str = "mapping"
 ) -> list[pycolmap.Reconstruction]:
     """Return the models that the matches give, those with most images first; they need not be of one piece.
 
     folder: where pycolmap may write. progress: hears images registered in the model that is being built, and ``total``.
     """
+    progress = execution.start(phase)
     options = pycolmap.IncrementalPipelineOptions()
-    options.random_seed = seed
-    options.num_threads = threads
+    options.random_seed = execution.random_seed
+    options.num_threads = execution.num_threads
     options.min_model_size = MIN_IMAGES
     rigged = rig_cameras(database)
     if rigged:
@@ -50,39 +53,33 @@ def run_mapper(
 
 
 def run_global_mapper(
-    database: Path,
-    folder: Path,
-    *,
-    seed: int,
-    threads: int,
-    gpu: bool,
-    total: int,
-    progress: Callable[[int, int], None],
+    database: Path, folder: Path, total: int, execution: Execution, phase: str = "mapping"
 ) -> list[pycolmap.Reconstruction]:
     """Return the models that the matches give by pycolmap's global mapper (GLOMAP), as run_mapper().
 
     The focal lengths in the database are calibrated, see calibrate(). progress: hears the end only.
     It adjusts the lens of every camera, so images that are faces of panoramas are not for it.
     """
+    progress = execution.start(phase)
     progress(0, total)
     options = pycolmap.GlobalPipelineOptions()
     options.min_model_size = MIN_IMAGES
     for each in (options, options.mapper):
-        each.random_seed, each.num_threads = seed, threads
-    options.mapper.global_positioning.use_gpu = options.mapper.bundle_adjustment.ceres.use_gpu = gpu
+        each.random_seed, each.num_threads = execution.random_seed, execution.num_threads
+    options.mapper.global_positioning.use_gpu = options.mapper.bundle_adjustment.ceres.use_gpu = execution.use_gpu
     folder.mkdir()
     models = pycolmap.global_mapping(database, folder, folder, options)
     progress(total, total)
     return largest_first(models)
 
 
-def calibrate(database: Path, seed: int) -> None:
+def calibrate(database: Path, random_seed: int) -> None:
     """Estimate the focal lengths without EXIF from the pairs, in the database, as the global mapper needs them.
 
     It takes the fundamental matrices of pinholes: lenses become fisheyes after it.
     """
     calibration = pycolmap.ViewGraphCalibrationOptions()
-    calibration.random_seed = seed
+    calibration.random_seed = random_seed
     pycolmap.calibrate_view_graph(database, calibration)
 
 
@@ -103,7 +100,7 @@ def own_images(models: Sequence[pycolmap.Reconstruction]) -> list[list[str]]:
     known: set[str] = set()
     found = []
     for model in models:
-        names = {model.image(number).name for number in model.reg_image_ids()} - known
+        names = {model.image(image_id).name for image_id in model.reg_image_ids()} - known
         found.append(sorted(names))
         known |= names
     return found
@@ -116,21 +113,17 @@ def rig_cameras(database: Path) -> set[int]:
         return {int(sensor.id) for rig in rigs for sensor in [rig.ref_sensor_id, *rig.non_ref_sensors]}
 
 
-def name_and_colour(
-    model: pycolmap.Reconstruction, names: Mapping[int, str], colours: Mapping[int, NDArray[np.uint8]]
-) -> None:
-    """Give images their names, and each point the mean colour of its observations.
-
-    names: image id -> path of the image. colours: image id -> [N, 3] of its features.
-    """
-    for number in list(model.images):
-        model.image(number).name = names[number]
-    for number, point in list(model.points3D.items()):
-        seen = [colours[element.image_id][element.point2D_idx] for element in point.track.elements]
-        model.point3D(number).color = np.mean(seen, axis=0).round().astype(np.uint8)
+def name_and_colour(model: pycolmap.Reconstruction, stored: Sequence[Stored]) -> None:
+    """Give the images of a model their own names, and each point the mean colour of its observations."""
+    of = {item.image_id: item for item in stored}
+    for image_id in list(model.images):
+        model.image(image_id).name = of[image_id].image.name
+    for point_id, point in list(model.points3D.items()):
+        seen = [of[element.image_id].colours[element.point2D_idx] for element in point.track.elements]
+        model.point3D(point_id).color = np.mean(seen, axis=0).round().astype(np.uint8)
 
 
 def centers_of(model: pycolmap.Reconstruction) -> dict[str, NDArray[np.float64]]:
     """Return the positions of the registered cameras by the names of their images."""
-    images = (model.image(number) for number in model.reg_image_ids())
+    images = (model.image(image_id) for image_id in model.reg_image_ids())
     return {image.name: np.asarray(image.projection_center()) for image in images}

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from scipy.cluster.vq import kmeans2, vq
 
 from splatcli.scene._pycolmap import pycolmap
+from splatcli.sfm.execution import Execution
+from splatcli.sfm.features import Stored
 from splatcli.sfm.options import Matching
 
 #: COLMAP keeps the descriptors of about as many images as a block has pairs, and 3 MB each; making their search index
@@ -32,34 +34,33 @@ _LOOSE_RATIO, _LOOSE_INLIERS = 0.9, 0.35
 
 def match(
     database: Path,
-    names: Sequence[str],
+    stored: Sequence[Stored],
     pairs: Sequence[Pair],
+    execution: Execution,
+    phase: str = "matching",
     *,
-    seed: int,
-    threads: int,
-    gpu: bool,
-    progress: Callable[[int, int], None],
     loose: bool = False,
 ) -> int:
     """Match images pair by pair; return how many pairs hold together geometrically.
 
-    names: of the images in the database, without spaces. pairs: indices into ``names``. loose: with a looser ratio
-    test, and then guided by the geometry of the two views, which takes longer.
+    stored: images in the database. pairs: indices into ``stored``. loose: with a looser ratio test, and then guided by
+    the geometry of the two views, which takes longer.
     """
+    progress = execution.start(phase)
     matching = pycolmap.FeatureMatchingOptions()
-    matching.use_gpu = gpu
-    matching.num_threads = threads
+    matching.use_gpu = execution.use_gpu
+    matching.num_threads = execution.num_threads
     verification = pycolmap.TwoViewGeometryOptions()
     verification.min_num_inliers = _MIN_INLIERS
-    verification.ransac.random_seed = seed
+    verification.ransac.random_seed = execution.random_seed
     if loose:
         matching.sift.max_ratio = _LOOSE_RATIO
         matching.guided_matching = True
         verification.min_inlier_ratio = _LOOSE_INLIERS
     pairing = pycolmap.ImportedPairingOptions()
     pairing.match_list_path = database.with_name("pairs.txt")
-    pairing.block_size = min(max(_SMALLEST_BLOCK, len(names)), _LARGEST_BLOCK)
-    _write_pairs(pairing.match_list_path, names, pairs)
+    pairing.block_size = min(max(_SMALLEST_BLOCK, len(stored)), _LARGEST_BLOCK)
+    _write_pairs(pairing.match_list_path, stored, pairs)
     with _blocks_of_log(
         lambda begun: progress(min((begun - 1) * pairing.block_size, len(pairs)), len(pairs))
     ) as cancelled:
@@ -121,43 +122,36 @@ def matches_that_hold(database: Path) -> list[int]:
 
 
 def match_again(
-    database: Path,
-    names: Sequence[str],
-    pairs: Sequence[Pair],
-    *,
-    seed: int,
-    threads: int,
-    gpu: bool,
-    progress: Callable[[int, int], None],
+    database: Path, stored: Sequence[Stored], pairs: Sequence[Pair], execution: Execution, phase: str = "matching again"
 ) -> list[Pair]:
     """Match ``pairs`` anew and loosely; return those that hold then.
 
     The arguments are those of ``match``. Pairs that held before and would not now keep their matches.
     """
+    image_ids = _image_ids(stored, pairs)
     with pycolmap.Database.open(database) as store:
-        numbers = _numbers(store, names, pairs)
-        before = {pair: store.read_two_view_geometry(*pair) for pair in numbers if _holds(store, pair)}
+        before = {pair: store.read_two_view_geometry(*pair) for pair in image_ids if _holds(store, pair)}
         with pycolmap.DatabaseTransaction(store):
-            for pair in numbers:
+            for pair in image_ids:
                 store.delete_matches(*pair)
                 store.delete_two_view_geometry(*pair)
-    match(database, names, pairs, seed=seed, threads=threads, gpu=gpu, progress=progress, loose=True)
+    match(database, stored, pairs, execution, phase, loose=True)
     with pycolmap.Database.open(database) as store:
         with pycolmap.DatabaseTransaction(store):
             for pair, geometry in before.items():
                 if not _holds(store, pair):
                     store.delete_two_view_geometry(*pair)
                     store.write_two_view_geometry(*pair, geometry)
-        return [pair for pair, numbered in zip(pairs, numbers, strict=True) if _holds(store, numbered)]
+        return [pair for pair, ids in zip(pairs, image_ids, strict=True) if _holds(store, ids)]
 
 
-def delete_other_pairs(database: Path, names: Sequence[str], pairs: Sequence[Pair]) -> None:
+def delete_other_pairs(database: Path, stored: Sequence[Stored], pairs: Sequence[Pair]) -> None:
     """Delete the matches of all pairs but ``pairs``, which a call with another choice of pairs left.
 
     The arguments are those of ``match``.
     """
+    wanted = {(min(pair), max(pair)) for pair in _image_ids(stored, pairs)}
     with pycolmap.Database.open(database) as store:
-        wanted = {(min(pair), max(pair)) for pair in _numbers(store, names, pairs)}
         matched, _ = store.read_num_matches()
         verified, _ = store.read_two_view_geometry_num_inliers()
         with pycolmap.DatabaseTransaction(store):
@@ -167,22 +161,21 @@ def delete_other_pairs(database: Path, names: Sequence[str], pairs: Sequence[Pai
                     store.delete_two_view_geometry(*pair)
 
 
-def pairs_with_matches(database: Path, names: Sequence[str], pairs: Sequence[Pair]) -> list[Pair]:
+def pairs_with_matches(database: Path, stored: Sequence[Stored], pairs: Sequence[Pair]) -> list[Pair]:
     """Return those of ``pairs`` whose descriptors matched, whether or not the geometry of two views explains them.
 
     COLMAP keeps no matches of pairs with fewer than it asks of a geometry.
     """
     with pycolmap.Database.open(database) as store:
-        numbers = _numbers(store, names, pairs)
         return [
             pair
-            for pair, numbered in zip(pairs, numbers, strict=True)
-            if store.exists_matches(*numbered) and len(store.read_matches(*numbered))
+            for pair, ids in zip(pairs, _image_ids(stored, pairs), strict=True)
+            if store.exists_matches(*ids) and len(store.read_matches(*ids))
         ]
 
 
 def pairs_that_hold(database: Path) -> set[Pair]:
-    """Return the pairs whose matches the geometry of two views explains, by their images' numbers."""
+    """Return the pairs whose matches the geometry of two views explains, as image ids."""
     with pycolmap.Database.open(database) as store:
         pairs, inliers = store.read_two_view_geometry_num_inliers()
     return {
@@ -201,10 +194,9 @@ def joined(pairs: Iterable[Pair], start: set[int]) -> set[int]:
     return found
 
 
-def _numbers(store: pycolmap.Database, names: Sequence[str], pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the numbers of the images of each pair in a database."""
-    numbers = {image.name: int(image.image_id) for image in store.read_all_images()}
-    return [(numbers[names[i]], numbers[names[j]]) for i, j in pairs]
+def _image_ids(stored: Sequence[Stored], pairs: Sequence[Pair]) -> list[Pair]:
+    """Return the ids of the images of each pair."""
+    return [(stored[i].image_id, stored[j].image_id) for i, j in pairs]
 
 
 def _holds(store: pycolmap.Database, pair: tuple[int, int]) -> bool:
@@ -213,9 +205,9 @@ def _holds(store: pycolmap.Database, pair: tuple[int, int]) -> bool:
     return len(store.read_two_view_geometry(*pair).inlier_matches) >= _MIN_INLIERS
 
 
-def _write_pairs(path: Path, names: Sequence[str], pairs: Sequence[Pair]) -> None:
+def _write_pairs(path: Path, stored: Sequence[Stored], pairs: Sequence[Pair]) -> None:
     """Write COLMAP's list: two names a line, separated by a space."""
-    path.write_text("".join(f"{names[i]} {names[j]}\n" for i, j in pairs), encoding="utf-8")
+    path.write_text("".join(f"{stored[i].key} {stored[j].key}\n" for i, j in pairs), encoding="utf-8")
 
 
 #: Up to so many images every pair is matched. Of more, chosen pairs register as many and are a third to half of all

@@ -41,7 +41,7 @@ def write_transforms(folder: Path) -> Path:
     fisheye cameras together, since it has one kind for all.
     """
     model = pycolmap.Reconstruction(folder / "sparse/0")
-    images = sorted((model.image(number) for number in model.reg_image_ids()), key=lambda image: image.name)
+    images = sorted((model.image(image_id) for image_id in model.reg_image_ids()), key=lambda image: image.name)
     frames = [
         {"file_path": f"images/{image.name}", **_intrinsics(image.camera, folder), "transform_matrix": _pose(image)}
         for image in images

@@ -15,6 +15,7 @@ from splatcli.errors import SceneError, SplatError, UsageError
 from splatcli.scene.decode import Header, decode_rgb
 from splatcli.scene.images import max_pixels
 from splatcli.scene.panorama import face_camera
+from splatcli.sfm.execution import Execution
 from splatcli.sfm.features import SfmImage
 from splatcli.sfm.images import SfmInput, needs_upright_copy, readable
 from splatcli.sfm.options import (
@@ -29,7 +30,6 @@ from splatcli.sfm.options import (
     SfmOptions,
 )
 from splatcli.sfm.panorama import are_panoramas, is_panorama, write_faces, write_masks
-from splatcli.sfm.phases import Phases
 from splatcli.sfm.upright import write_upright, write_upright_mask
 from splatcli.sfm.video import Video, folder_of, read_video, shares, sharpest, sharpness, write_frames
 
@@ -52,14 +52,14 @@ class Prepared:
     unreadable: Mapping[str, str]
 
 
-def prepare(inputs: SfmInput, options: SfmOptions, folder: Path, *, threads: int, phases: Phases) -> Prepared:
+def prepare(inputs: SfmInput, options: SfmOptions, folder: Path, execution: Execution) -> Prepared:
     """Make the files in images/, and masks/ where masks are given; remove what an earlier call left beside them.
 
     folder: exists; receives images/, masks/ and work/. Frames of videos that an earlier call of the same inputs and
     options wrote are used, and what it left in work/ of features and matches stays.
     Raises SceneError for fewer than MIN_IMAGES images, UsageError for a panorama with the global mapper.
     """
-    return _Preparation(inputs, options, folder, threads, phases).run()
+    return _Preparation(inputs, options, folder, execution).run()
 
 
 def check_count(inputs: SfmInput, names: Sequence[str], unreadable: Mapping[str, str]) -> None:
@@ -86,7 +86,7 @@ def reasons(bad: Mapping[str, SplatError]) -> dict[str, str]:
 class _Preparation:
     """One call of prepare()."""
 
-    def __init__(self, inputs: SfmInput, options: SfmOptions, folder: Path, threads: int, phases: Phases) -> None:
+    def __init__(self, inputs: SfmInput, options: SfmOptions, folder: Path, execution: Execution) -> None:
         self._inputs = inputs
         self._options = options
         self._folder = folder
@@ -95,8 +95,7 @@ class _Preparation:
         self._frame_list = folder / "work" / "frames.json"
         #: Frames that are panoramas, whose faces lie in images/.
         self._apart = folder / "work" / PANORAMAS
-        self._threads = threads
-        self._phases = phases
+        self._execution = execution
         self._unreadable: dict[str, str] = {}
 
     def run(self) -> Prepared:
@@ -201,8 +200,8 @@ class _Preparation:
             return replace(image, path=place, mask=mask)
 
         if copied:
-            progress = self._phases.start("upright copies")
-            with ThreadPoolExecutor(self._threads) as pool:
+            progress = self._execution.start("upright copies")
+            with ThreadPoolExecutor(self._execution.num_threads) as pool:
                 for done, (image, made) in enumerate(zip(copied, pool.map(copy, copied), strict=True), start=1):
                     if isinstance(made, SceneError):
                         self._leave_out({image.name: made})
@@ -240,7 +239,7 @@ class _Preparation:
         """Write frames of the videos, those that are panoramas apart; return their names."""
         folders = self._inputs.frame_folders
         by_folder = {folders[name]: (video, most[name]) for name, video in videos.items()}
-        return self._set_panoramas_apart(write_frames(by_folder, self._images, self._phases.start("frames")))
+        return self._set_panoramas_apart(write_frames(by_folder, self._images, self._execution.start("frames")))
 
     def _remove_all_but(self, names: list[str]) -> None:
         """Remove from images/ what an earlier call that was stopped added to the frames."""
@@ -308,7 +307,7 @@ class _Preparation:
         return faces
 
     def _sharpest(self, images: list[SfmImage], count: int) -> list[SfmImage]:
-        progress = self._phases.start("frames")
+        progress = self._execution.start("frames")
 
         def score(index: int, image: SfmImage) -> float:
             progress(index + 1, len(images))

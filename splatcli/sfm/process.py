@@ -16,6 +16,7 @@ from splatcli.disk import free_bytes
 from splatcli.errors import OutputError, ResourceError, SplatError
 from splatcli.progress import Listener
 from splatcli.scene._pycolmap import ALONE
+from splatcli.sfm.execution import Execution
 from splatcli.sfm.images import SfmInput
 from splatcli.sfm.options import SMALLER, SfmOptions
 
@@ -25,9 +26,7 @@ _LEAST_FREE = 1 << 16
 _LOG_TAIL = 16 << 10
 
 
-def run_worker(
-    inputs: SfmInput, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, progress: Listener
-) -> dict[str, Any]:
+def run_worker(inputs: SfmInput, options: SfmOptions, folder: Path, execution: Execution) -> dict[str, Any]:
     """Run the worker in ``folder``; return its facts. Raises the worker's error, ResourceError when it crashed.
 
     Whatever ends this call, Ctrl-C included, the worker has ended too when it returns.
@@ -42,8 +41,9 @@ def run_worker(
         "static_masks": inputs.static_masks,
         "options": options.as_dict(),
         "folder": str(folder),
-        "threads": threads,
-        "gpu": gpu,
+        "random_seed": execution.random_seed,
+        "num_threads": execution.num_threads,
+        "use_gpu": execution.use_gpu,
     }
     # The worker has no terminal to be stopped from, and must find this very package, installed or not.
     package = str(Path(__file__).resolve().parents[2])
@@ -60,7 +60,7 @@ def run_worker(
             encoding="utf-8",
         )
         try:
-            outcome = _listen(worker, request, progress)
+            outcome = _listen(worker, request, execution.listener)
             worker.wait()
         finally:
             worker.kill()

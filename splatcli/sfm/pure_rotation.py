@@ -36,7 +36,7 @@ def rotation_share(database: Path) -> float:
     with pycolmap.Database.open(database) as store:
         cameras = {int(camera.camera_id): camera for camera in store.read_all_cameras()}
         camera_of = {int(image.image_id): cameras[int(image.camera_id)] for image in store.read_all_images()}
-        pairs = [pair for pair in pairs if not any(_is_long(camera_of[number]) for number in pair)]
+        pairs = [pair for pair in pairs if not any(_is_long(camera_of[image_id]) for image_id in pair)]
         matched = [_matched(store, camera_of, pair) for pair in pairs[:: max(1, len(pairs) // _PAIRS)]]
     if not matched:
         return 0.0
@@ -59,9 +59,9 @@ def _matched(
     """
     rows = np.asarray(store.read_two_view_geometry(*pair).inlier_matches)
     places, off = [], 0.0
-    for column, number in enumerate(pair):
-        camera = camera_of[number]
-        xy = np.asarray(store.read_keypoints(number), np.float64)[rows[:, column], :2]
+    for column, image_id in enumerate(pair):
+        camera = camera_of[image_id]
+        xy = np.asarray(store.read_keypoints(image_id), np.float64)[rows[:, column], :2]
         places.append((xy - [camera.width / 2, camera.height / 2]) / camera.mean_focal_length())
         off = max(_OFF * max(camera.width, camera.height), _LEAST_OFF) / camera.mean_focal_length()
     return places[0], places[1], off

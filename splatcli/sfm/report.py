@@ -40,8 +40,8 @@ _MAX_LISTED, _SHOWN = 8, 5
 
 def model_facts(model: pycolmap.Reconstruction, names: list[str]) -> dict[str, Any]:
     """Return figures of a model. names: of all images that it was to be made of."""
-    registered = {model.image(number).name for number in model.reg_image_ids()}
-    used = {model.image(number).camera_id for number in model.reg_image_ids()}
+    registered = {model.image(image_id).name for image_id in model.reg_image_ids()}
+    used = {model.image(image_id).camera_id for image_id in model.reg_image_ids()}
     return {
         "registered": len(registered),
         "total": len(names),
@@ -68,7 +68,7 @@ def camera_facts(camera: pycolmap.Camera) -> dict[str, Any]:
 
 def parallax(model: pycolmap.Reconstruction) -> float:
     """Return the median over points of the widest angle in degrees between the rays to the cameras that see one."""
-    centers = {number: model.image(number).projection_center() for number in model.reg_image_ids()}
+    centers = {image_id: model.image(image_id).projection_center() for image_id in model.reg_image_ids()}
     points = list(model.points3D.values())
     angles = []
     for point in points[:: max(1, len(points) // _PARALLAX_POINTS)]:

@@ -35,6 +35,7 @@ from splatcli.progress import Listener
 from splatcli.scene import heif
 from splatcli.scene.control_points import MIN_IMAGES, MIN_POINTS, ControlPoints
 from splatcli.scene.sfm_report import REPORT
+from splatcli.sfm.execution import Execution
 from splatcli.sfm.flight_log import flight_log_beside
 from splatcli.sfm.images import SfmInput
 from splatcli.sfm.options import COLOURS, LOCK, SfmOptions
@@ -103,8 +104,7 @@ def run_sfm(
     _check_named(inputs, options)
     features_key = _features_key(key, options, gpu)
     with ended_by_signals(), _temporary(folder, features_key, keep_failed=not automatic, named=place or folder) as made:
-        threads = machine.cores()
-        facts = run_worker(inputs, options, made, threads=threads, gpu=gpu, progress=progress)
+        facts = run_worker(inputs, options, made, Execution(options.seed, machine.cores(), gpu, progress))
         facts = {"source": str(inputs.path), **facts, "not_read": list(inputs.unread)}
         facts |= {"videos_left_out": list(inputs.videos_beside), "copies": dict(inputs.copies)}
         facts |= {"edits": dict(inputs.edits)}

@@ -86,8 +86,8 @@ def share_of_most(shares: Sequence[tuple[float, float]]) -> float:
 def _places(store: pycolmap.Database, pair: tuple[int, int], matches: Any) -> list[Floats]:
     """Return [N, 2] in both images of a pair, the places of the features that ``matches`` [N, 2] names."""
     return [
-        np.asarray(store.read_keypoints(number), dtype=np.float64)[matches[:, column], :2]
-        for column, number in enumerate(pair)
+        np.asarray(store.read_keypoints(image_id), dtype=np.float64)[matches[:, column], :2]
+        for column, image_id in enumerate(pair)
     ]
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from scipy import ndimage
 from splatcli.errors import SceneError
 from splatcli.scene.borders import black_borders, may_have_borders, sure_borders
 from splatcli.scene.decode import decode_rgb
+from splatcli.sfm.execution import Execution
 from splatcli.sfm.features import Border, SfmImage
 from splatcli.sfm.stationary import FEWEST_PLACES, Places, Size, boxes_of
 from splatcli.sizes import evenly
@@ -52,9 +53,9 @@ class StaticParts:
     dropped: Places
 
     @classmethod
-    def of(cls, images: Sequence[SfmImage], places: Places, threads: int, *, drawn: bool) -> StaticParts:
+    def of(cls, images: Sequence[SfmImage], places: Places, num_threads: int, *, drawn: bool) -> StaticParts:
         """Return the parts of images. places: of the features that do not move. drawn: whether overlays are sought."""
-        overlays = find_overlays(images, places, threads) if drawn else {}
+        overlays = find_overlays(images, places, num_threads) if drawn else {}
         points = {size: points_of(overlay, size) for size, overlay in overlays.items()}
         dropped = {
             size: np.concatenate([at for at in (places.get(size), points.get(size)) if at is not None])
@@ -95,8 +96,7 @@ def write_static_masks(
     images: Sequence[SfmImage],
     places: Places,
     folder: Path,
-    progress: Callable[[int, int], None],
-    threads: int = 1,
+    execution: Execution,
     overlays: Overlays = MappingProxyType({}),
 ) -> int:
     """Write a mask of each image as ``folder``/NAME.png, where what stands still is black; return how many.
@@ -105,6 +105,7 @@ def write_static_masks(
     borders of images are black too. Masks are upright, as the images are worked on.
     Where nothing would be hidden, none are written, and the result is 0. Raises SceneError as decode_rgb() does.
     """
+    progress = execution.start("masks")
 
     def write(image: SfmImage) -> None:
         size = image.width, image.height
@@ -125,7 +126,7 @@ def write_static_masks(
         path.parent.mkdir(parents=True, exist_ok=True)
         mask.save(path)
 
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(execution.num_threads) as pool:
         each = {size: _region(images, size, where, pool) for size, where in places.items()}
         regions = {size: region for size, region in each.items() if region is not None}
         if not regions and not overlays and not any(any(image.border) for image in images):
@@ -230,14 +231,14 @@ _PLAIN_MIXED = 3
 _POINT_SPACING = 4
 
 
-def find_overlays(images: Sequence[SfmImage], places: Places, threads: int = 1) -> dict[Size, Bools]:
+def find_overlays(images: Sequence[SfmImage], places: Places, num_threads: int = 1) -> dict[Size, Bools]:
     """Return where all images of a size show the same before the scene, [h, w], for each size that has such pixels.
 
     That are dates, logos and watermarks, and borders of one colour. h, w: smaller than the size, of its shape.
     places: of the features that do not move; an overlay with some of them may lie anywhere.
     """
     found = {}
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(num_threads) as pool:
         for size in {(image.width, image.height): None for image in images if image.panorama is None}:
             alike = [image for image in images if (image.width, image.height) == size and image.panorama is None]
             overlay = _overlay(alike, places.get(size), pool) if len(alike) >= _MIN_OVERLAID else None
@@ -439,14 +440,14 @@ _GROUP_WITHIN = 2
 _NONE: Border = (0, 0, 0, 0)
 
 
-def find_borders(images: Sequence[SfmImage], threads: int = 1) -> dict[str, Border]:
+def find_borders(images: Sequence[SfmImage], num_threads: int = 1) -> dict[str, Border]:
     """Return the black borders of the images that have some, with the lines beside that mix both, by their names.
 
     Borders are those that all images of a size have, or else a group of several, as of portraits among landscapes of
     one canvas. Images that cannot be decoded say nothing.
     """
     found: dict[str, Border] = {}
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(num_threads) as pool:
         for size in {(image.width, image.height): None for image in images}:
             alike = [image for image in images if (image.width, image.height) == size]
             if len(alike) < _MIN_BORDERED:

@@ -51,18 +51,18 @@ class _Group:
     """Images of one size in a database. scale: their pixels in one of the size at which features were found."""
 
     store: pycolmap.Database
-    numbers: list[int]
+    image_ids: list[int]
     scale: float
 
-    def xy(self, number: int) -> NDArray[np.float32]:
-        return np.asarray(self.store.read_keypoints(number), dtype=np.float32)[:, :2]
+    def xy(self, image_id: int) -> NDArray[np.float32]:
+        return np.asarray(self.store.read_keypoints(image_id), dtype=np.float32)[:, :2]
 
-    def descriptors(self, number: int) -> NDArray[np.uint8]:
-        return np.asarray(self.store.read_descriptors(number).data, dtype=np.uint8).reshape(-1, 128)
+    def descriptors(self, image_id: int) -> NDArray[np.uint8]:
+        return np.asarray(self.store.read_descriptors(image_id).data, dtype=np.uint8).reshape(-1, 128)
 
-    def moves(self, number: int, places: NDArray[np.float32]) -> NDArray[np.bool_]:
+    def moves(self, image_id: int, places: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Return [N], whether a feature of an image is away from all places."""
-        xy = self.xy(number)
+        xy = self.xy(image_id)
         away = cKDTree(places).query(xy, distance_upper_bound=_AROUND * self.scale)[0]
         return np.asarray(np.isinf(away), dtype=np.bool_)
 
@@ -91,44 +91,42 @@ def find_stationary(database: Path, stored: Sequence[Stored], max_image_size: in
         for size, group in _groups(store, stored, max_image_size).items():
             places = _places_of(group)
             if len(places):
-                left = [int(group.moves(number, places).sum()) for number in group.numbers]
+                left = [int(group.moves(image_id, places).sum()) for image_id in group.image_ids]
                 if np.median(left) >= _LEFT:
                     found[size] = places
     return found
 
 
-def drop_stationary(
-    database: Path, stored: Sequence[Stored], keys: Sequence[str], places: Places, max_image_size: int
-) -> list[Stored]:
+def drop_stationary(database: Path, stored: Sequence[Stored], places: Places, max_image_size: int) -> list[Stored]:
     """Drop the features around ``places`` from the database; return the images with those that are left.
 
-    keys: the names of ``stored`` in the database. Matches, which count features, are cleared if any is dropped.
+    Matches, which count features, are cleared if any is dropped.
     """
     rows: dict[int, NDArray[np.bool_]] = {}
     left: dict[int, tuple[NDArray[np.float32], NDArray[np.uint8]]] = {}
     with pycolmap.Database.open(database) as store:
         for size, group in _groups(store, stored, max_image_size).items():
-            for number in group.numbers if size in places else ():
-                moves = group.moves(number, places[size])
+            for image_id in group.image_ids if size in places else ():
+                moves = group.moves(image_id, places[size])
                 if not moves.all():
-                    rows[number] = moves
-                    left[number] = group.xy(number)[moves], group.descriptors(number)[moves]
+                    rows[image_id] = moves
+                    left[image_id] = group.xy(image_id)[moves], group.descriptors(image_id)[moves]
         if rows:
             store.clear_matches()
             store.clear_two_view_geometries()
     # pycolmap replaces no descriptors.
     with closing(sqlite3.connect(database)) as connection, connection:
-        connection.executemany("DELETE FROM descriptors WHERE image_id = ?", [(number,) for number in rows])
+        connection.executemany("DELETE FROM descriptors WHERE image_id = ?", [(image_id,) for image_id in rows])
     result = []
     with pycolmap.Database.open(database) as store, pycolmap.DatabaseTransaction(store):
-        for item, key in zip(stored, keys, strict=True):
-            if item.number in rows:
-                xy, descriptors = left[item.number]
-                store.update_keypoints(item.number, xy)
+        for item in stored:
+            if item.image_id in rows:
+                xy, descriptors = left[item.image_id]
+                store.update_keypoints(item.image_id, xy)
                 kind = pycolmap.FeatureExtractorType.SIFT
-                store.write_descriptors(item.number, pycolmap.FeatureDescriptors(type=kind, data=descriptors))
-                colours = item.colours[rows[item.number]]
-                save_colours(database, int(key), colours)
+                store.write_descriptors(item.image_id, pycolmap.FeatureDescriptors(type=kind, data=descriptors))
+                colours = item.colours[rows[item.image_id]]
+                save_colours(database, item.key, colours)
                 item = replace(item, sample=sample_of(descriptors), colours=colours)
             result.append(item)
     return result
@@ -156,23 +154,23 @@ def _groups(store: pycolmap.Database, stored: Sequence[Stored], max_image_size: 
         size = item.image.width, item.image.height
         if item.image.panorama is None:
             scale = max(1.0, max(size) / max_image_size)
-            groups.setdefault(size, _Group(store, [], scale)).numbers.append(item.number)
+            groups.setdefault(size, _Group(store, [], scale)).image_ids.append(item.image_id)
     return groups
 
 
 def _places_of(group: _Group) -> NDArray[np.float32]:
     """Return [P, 2], the places of features that images of a group have there; none unless most have some of them."""
-    count = len(group.numbers)
+    count = len(group.image_ids)
     if count < _FEWEST:
         return np.zeros((0, 2), np.float32)
-    compared = evenly(group.numbers, _MOST, ends=True)
-    features = {number: (group.xy(number), unit(group.descriptors(number))) for number in compared}
-    trees = {number: cKDTree(xy) for number, (xy, _) in features.items() if len(xy)}
+    compared = evenly(group.image_ids, _MOST, ends=True)
+    features = {image_id: (group.xy(image_id), unit(group.descriptors(image_id))) for image_id in compared}
+    trees = {image_id: cKDTree(xy) for image_id, (xy, _) in features.items() if len(xy)}
     found, counts = [], []
-    for number, (xy, descriptors) in features.items():
+    for image_id, (xy, descriptors) in features.items():
         seen = np.zeros(len(xy), np.int64)
         for other, tree in trees.items():
-            if other == number or not len(xy):
+            if other == image_id or not len(xy):
                 continue
             _, near = tree.query(xy, k=_NEAREST, distance_upper_bound=_OFF * group.scale)
             row, column = np.nonzero(near < tree.n)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from splatcli.errors import SceneError, UsageError
 from splatcli.progress import Listener
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.panorama import PanoramaFace
+from splatcli.sfm.execution import Execution
 from splatcli.sfm.features import Stored
 from splatcli.sfm.images import SfmInput
 from splatcli.sfm.matching import NEIGHBOURS, Pair
@@ -262,7 +263,7 @@ def hold_lenses(database: Path, stored: list[Stored], cameras: Mapping[str, Mapp
                     remedy="images that EXIF turns, or that are reduced, need cameras of the same shape",
                 )
             camera = _lens(known)
-            camera.camera_id = store.read_image(item.number).camera_id
+            camera.camera_id = store.read_image(item.image_id).camera_id
             store.update_camera(camera)
 
 
@@ -270,30 +271,27 @@ def triangulate(
     database: Path,
     folder: Path,
     stored: list[Stored],
-    keys: list[str],
     cameras: Mapping[str, Mapping[str, Any]],
-    *,
-    seed: int,
-    threads: int,
-    progress: Callable[[int, int], None],
+    execution: Execution,
 ) -> pycolmap.Reconstruction:
     """Return the model of all images with the known lenses and poses, and the points that their matches give.
 
-    keys: names of the images in the database. folder: where pycolmap may write, must not exist.
+    folder: where pycolmap may write, must not exist.
     Positions are in the frame and units of the poses. Features, lenses and matches have to be in the database.
     """
     model = pycolmap.Reconstruction()
     with pycolmap.Database.open(database) as store:
-        for item, key in zip(stored, keys, strict=True):
-            camera = store.read_camera(store.read_image(item.number).camera_id)
+        for item in stored:
+            camera = store.read_camera(store.read_image(item.image_id).camera_id)
             model.add_camera_with_trivial_rig(camera)
             pose = pycolmap.Rigid3d(np.array(cameras[item.image.name]["viewmat"]))
-            image = pycolmap.Image(name=key, camera_id=camera.camera_id, image_id=item.number)
+            image = pycolmap.Image(name=item.key, camera_id=camera.camera_id, image_id=item.image_id)
             model.add_image_with_trivial_frame(image, pose)
     options = pycolmap.IncrementalPipelineOptions()
-    options.random_seed = seed
-    options.num_threads = threads
+    options.random_seed = execution.random_seed
+    options.num_threads = execution.num_threads
     options.extract_colors = False
+    progress = execution.start("triangulation")
     progress(0, 1)
     folder.mkdir()
     found = pycolmap.triangulate_points(model, database, folder, folder, clear_points=True, options=options)

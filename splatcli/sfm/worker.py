@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from splatcli.errors import OutputError, SplatError
+from splatcli.sfm.execution import Execution
 from splatcli.sfm.features import die_with_parent
 from splatcli.sfm.images import SfmInput
 from splatcli.sfm.job import reconstruct
@@ -44,7 +45,8 @@ def main() -> None:
     try:
         options = SfmOptions(**request["options"])
         folder = Path(request["folder"])
-        facts = reconstruct(inputs, options, folder, threads=request["threads"], gpu=request["gpu"], progress=progress)
+        execution = Execution(request["random_seed"], request["num_threads"], request["use_gpu"], progress)
+        facts = reconstruct(inputs, options, folder, execution)
         _say(lines, {"facts": facts})
     except SplatError as problem:
         _say(lines, {"error": problem.as_dict()})

@@ -18,10 +18,10 @@ from PIL import Image
 from splatcli.cli.commands import run
 from splatcli.errors import OutputError, ResourceError, SceneError
 from splatcli.sfm import features, process
+from splatcli.sfm.execution import Execution
 from splatcli.sfm.images import SfmInput, find_input, readable
 from splatcli.sfm.job import Job, reconstruct
 from splatcli.sfm.options import SfmOptions
-from splatcli.sfm.phases import Phases
 from splatcli.sfm.prepare import prepare
 from splatcli.sfm.process import crashed, run_worker
 from tests.scene import made
@@ -80,7 +80,7 @@ def test_images_that_do_not_suffice(harm: Callable[[Path], object], says: str, t
     folder.mkdir()
     harm(images)
     with pytest.raises(SceneError) as caught:
-        reconstruct(find_input(images), SfmOptions(), folder, threads=1, gpu=False, progress=lambda *_: None)
+        reconstruct(find_input(images), SfmOptions(), folder, Execution())
     assert says in str(caught.value)
     assert caught.value.remedy
     assert str(tmp_path) in str(caught.value.where)
@@ -205,16 +205,16 @@ def test_a_model_that_a_full_disk_cuts_is_not_taken_for_whole(kind: str, tmp_pat
             file = made.write_model(folder, made.reconstruction()) / f"{kind}.bin"
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
-    inputs, folder, phases = find_input(images), tmp_path / "scene", Phases(lambda *_: None)
+    inputs, folder = find_input(images), tmp_path / "scene"
     folder.mkdir()
-    prepared = prepare(inputs, SfmOptions(), folder, threads=1, phases=phases)
-    job = Job(prepared, inputs, SfmOptions(), folder, threads=1, gpu=False, phases=phases)
+    prepared = prepare(inputs, SfmOptions(), folder, Execution())
+    job = Job(prepared, inputs, SfmOptions(), folder, Execution())
     with pytest.raises(OutputError, match=rf"disk full\?\): {kind}\.bin") as caught:
         job._write(Model(), 0)  # type: ignore[arg-type]
     assert "free some space" in str(caught.value.remedy)
 
 
-def killed(image: features.SfmImage, options: SfmOptions, gpu: bool) -> None:
+def killed(image: features.SfmImage, options: SfmOptions, use_gpu: bool) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -226,21 +226,21 @@ def test_a_killed_process_that_looks_for_features_is_not_waited_for(
     images = write_noise(tmp_path / "photos", 3)
     (tmp_path / "made").mkdir()
     with pytest.raises(ResourceError, match="was killed, most likely because the machine ran out of memory"):
-        reconstruct(find_input(images), SfmOptions(), tmp_path / "made", threads=2, gpu=False, progress=lambda *_: None)
+        reconstruct(find_input(images), SfmOptions(), tmp_path / "made", Execution(num_threads=2))
 
 
 def test_a_worker_that_ends_before_it_has_read_a_long_request(tmp_path: Path, worker) -> None:
     worker("exec 0<&-; exit 3")
     inputs = SfmInput(tmp_path, tuple(f"{'x' * 200}{number}.jpg" for number in range(10_000)))
     with pytest.raises(ResourceError, match="ended with exit code 3"):
-        run_worker(inputs, SfmOptions(), tmp_path, threads=1, gpu=False, progress=lambda *_: None)
+        run_worker(inputs, SfmOptions(), tmp_path, Execution())
 
 
 def test_a_worker_can_read_its_log(tmp_path: Path, worker) -> None:
     """COLMAP tells of the progress of matching nowhere else."""
     worker("""cat > /dev/null; echo a word >&2; cat <&2 && echo '{"facts": {"readable": true}}'""")
     inputs = SfmInput(tmp_path, ("a.jpg",))
-    facts = run_worker(inputs, SfmOptions(), tmp_path, threads=1, gpu=False, progress=lambda *_: None)
+    facts = run_worker(inputs, SfmOptions(), tmp_path, Execution())
     assert facts == {"readable": True}
 
 
@@ -298,7 +298,7 @@ def test_an_output_that_cannot_be_written_is_named_as_it_was_given(
     def refuse(path: Path, *_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    def fill(_: object, __: object, made: Path, **___: object) -> None:
+    def fill(_: object, __: object, made: Path, ___: object) -> None:
         raise OutputError("the disk became full during structure from motion", where=made)
 
     monkeypatch.chdir(tmp_path)

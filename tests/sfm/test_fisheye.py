@@ -15,11 +15,11 @@ from splatcli.config import DataConfig
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.read import read_scene
 from splatcli.sfm import job
-from splatcli.sfm.fisheye import compared, wide_cameras, with_fisheyes
+from splatcli.sfm.execution import Execution
 from splatcli.sfm.images import SfmInput
 from splatcli.sfm.job import Job, Mapped
+from splatcli.sfm.lens import LensChoice, remapped_lenses, wide_cameras, with_fisheyes
 from splatcli.sfm.options import SfmOptions
-from splatcli.sfm.phases import Phases
 from splatcli.sfm.prepare import Prepared
 from tests.sfm import corner
 from tests.sfm.lenses import reconstruct
@@ -96,10 +96,10 @@ def test_fisheyes_are_tried_for_lacking_images_and_for_the_lens(
     database = tmp_path / "database.db"
     with pycolmap.Database.open(database) as store:
         store.write_camera(pycolmap.Camera.create_from_model_name(0, "SIMPLE_RADIAL", 500.0, 640, 480))
-    monkeypatch.setattr(job, "run_mapper", lambda database, folder, **_: folder.mkdir() or [])
-    prepared, phases = Prepared([], {}, {}, [], [], {}), Phases(lambda *_: None)
-    fisheye_job = Job(prepared, SfmInput(tmp_path), SfmOptions(), tmp_path, threads=1, gpu=False, phases=phases)
-    mapped = Mapped(database, [], [], [], 0, [])
+    monkeypatch.setattr(job, "run_mapper", lambda database, folder, *_: folder.mkdir() or [])
+    prepared = Prepared([], {}, {}, [], [], {})
+    fisheye_job = Job(prepared, SfmInput(tmp_path), SfmOptions(), tmp_path, Execution())
+    mapped = Mapped(database, [], [], 0, [])
     for cameras in (None, {1}):
         assert fisheye_job._map_fisheyes(mapped, cameras).database == tmp_path / "database-fisheye.db"
 
@@ -124,12 +124,16 @@ def test_wide_lenses_that_a_fisheye_fits_better_are_mapped_anew(
 def test_a_second_mapping_is_kept_where_it_registers_as_many_and_predicts_better() -> None:
     lens = ("OPENCV_FISHEYE", [450.0, 450.0, 480.0, 360.0, 0.01, 0.0, 0.0, 0.0])
     found, fewer = reconstruct([lens]), reconstruct([lens], images=11)
-    kind = {"constant": set(), "seed": 1, "threads": 1}
-    (fact,) = compared(found, found, [report(error=1.0, fisheye=0.9)], {1}, **kind) or [{}]
+
+    def remapped(found: pycolmap.Reconstruction, before: pycolmap.Reconstruction, error: float) -> list[dict] | None:
+        chosen = LensChoice(before, [report(error=error, fisheye=0.9 * error)], wide={1})
+        return remapped_lenses(found, chosen, Execution(random_seed=1))
+
+    (fact,) = remapped(found, found, 1.0) or [{}]
     assert (fact["model"], fact["mapped"]) == ("OPENCV_FISHEYE", "OPENCV_FISHEYE")
     assert 0.2 < fact["error_px"] < 0.6
-    assert compared(found, found, [report(error=0.3, fisheye=0.2)], {1}, **kind) is None
-    assert compared(fewer, found, [report(error=1.0, fisheye=0.9)], {1}, **kind) is None
+    assert remapped(found, found, 0.3) is None
+    assert remapped(fewer, found, 1.0) is None
     folded = reconstruct([lens])
     folded.camera(1).params = [450.0, 450.0, 480.0, 360.0, -0.9, 0.0, 0.0, 0.0]
-    assert compared(folded, found, [report(error=30.0, fisheye=0.9)], {1}, **kind) is None
+    assert remapped(folded, found, 30.0) is None

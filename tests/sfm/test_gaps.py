@@ -14,6 +14,7 @@ from PIL import Image, ImageFilter
 from splatcli.cli.commands import run
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.sfm import video
+from splatcli.sfm.execution import Execution
 from splatcli.sfm.images import find_input
 from splatcli.sfm.job import Job, reconstruct
 from splatcli.sfm.mapping import centers_of
@@ -102,7 +103,7 @@ def stop(*_: object) -> None:
 def reconstructed(source: Path, folder: Path, frames: int, max_features: int = 1000) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     options = SfmOptions(camera_model="SIMPLE_RADIAL", frames=frames, max_features=max_features)
-    return reconstruct(find_input(source), options, folder, threads=1, gpu=False, progress=lambda *_: None)
+    return reconstruct(find_input(source), options, folder, Execution())
 
 
 @pipes_stay_open
@@ -157,7 +158,7 @@ def test_a_job_that_was_stopped_among_added_frames_goes_on(walk: Path, tmp_path:
 @pipes_stay_open
 @pytest.mark.usefixtures("evenly")
 def test_frames_that_join_nothing_are_left_out(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(Job, "_retry", lambda _, mapped: (mapped, None))  # it takes longer than all else
+    monkeypatch.setattr(Job, "_retry", lambda _, mapped: mapped)  # it takes longer than all else
     made = pictures((-3, -2.5, -2, 9, 9.5, 10))
     grey = Image.new("RGB", (corner.WIDTH, corner.HEIGHT), (90, 90, 90))
     sides = [[made[pose] for pose in np.repeat(part, 3)] for part in ([-3, -2.5, -2], [9, 9.5, 10])]

@@ -16,6 +16,7 @@ from PIL import Image
 
 from splatcli.errors import SceneError
 from splatcli.sfm import features, matching
+from splatcli.sfm.execution import Execution
 from splatcli.sfm.images import find_input
 from splatcli.sfm.job import reconstruct
 from splatcli.sfm.options import SfmOptions
@@ -37,7 +38,7 @@ def reconstructed(
             raise KeyboardInterrupt
 
     options = options or SfmOptions()
-    return reconstruct(find_input(images), options, folder, threads=1, gpu=False, progress=progress)
+    return reconstruct(find_input(images), options, folder, Execution(listener=progress))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from splatcli.config import DataConfig
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.read import read_scene
 from splatcli.sfm import lens
-from splatcli.sfm.lens import CANDIDATES, choose_lenses, converted, doubt, gain, own_lenses
+from splatcli.sfm.execution import Execution
+from splatcli.sfm.lens import CANDIDATES, choose_lenses, converted, doubt, gain
 from tests.sfm import corner
 from tests.sfm.lenses import HEIGHT, NOISE, WIDTH, reconstruct
 
@@ -46,7 +47,8 @@ def mapped(
 
 
 def choose(model: pycolmap.Reconstruction, constant: set[int] = frozenset()):
-    return choose_lenses(model, constant=set(constant), seed=42, threads=1, progress=lambda *_: None)[:2]
+    chosen = choose_lenses(model, Execution(), constant=constant, each_image=False)
+    return chosen.model, chosen.cameras
 
 
 def camera(model: str, params: list[float]) -> pycolmap.Camera:
@@ -75,9 +77,9 @@ def test_the_lens_that_is_there_is_found(name: str) -> None:
 def test_a_lens_that_no_image_zooms_is_shared(name: str) -> None:
     """Also where SIMPLE_RADIAL does not follow it, so that a lens for each image predicts better than one."""
     model = mapped([(name, KNOWN[name])])
-    _, lenses, before = choose_lenses(model, constant=set(), seed=42, threads=1, progress=lambda *_: None)
-    assert before is not None
-    assert own_lenses(model, lenses, before, constant=set(), seed=42, threads=1) is None
+    chosen = choose_lenses(model, Execution())
+    assert (len(chosen.cameras), chosen.zoomed) == (1, [])
+    assert set(chosen.model.cameras) == {1}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.scene._pycolmap import pycolmap
+from splatcli.sfm.execution import Execution
 from splatcli.sfm.mapping import run_mapper
 
 SIZE, FOCAL, POINTS, CAMERAS = 500, 600.0, 250, 6
@@ -84,9 +85,7 @@ def write_two_places(path: Path) -> None:
 
 def test_matches_along_epipolar_lines_join_no_two_places(tmp_path: Path) -> None:
     write_two_places(tmp_path / "database.db")
-    models = run_mapper(
-        tmp_path / "database.db", tmp_path / "models", seed=42, threads=1, total=12, progress=lambda *_: None
-    )
+    models = run_mapper(tmp_path / "database.db", tmp_path / "models", 12, Execution())
     places = [{int(model.image(number).name) // CAMERAS for number in model.reg_image_ids()} for model in models]
     assert sorted(places, key=str) == [{0}, {1}]
     assert [model.num_reg_images() for model in models] == [CAMERAS, CAMERAS]

@@ -17,6 +17,7 @@ from splatcli.errors import OutputError, SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.decode import read_header
 from splatcli.scene.read import read_scene
+from splatcli.sfm.execution import Execution
 from splatcli.sfm.features import SfmImage, extract
 from splatcli.sfm.images import find_input
 from splatcli.sfm.options import SfmOptions
@@ -67,11 +68,11 @@ def test_what_masks_hide_gives_no_features(masked: Path, tmp_path: Path) -> None
             SfmImage.of(n, masked, read_header(masked / n), names.mask(n)) for n in inputs.names[TURNED - 1 :][:2]
         ]
         database = tmp_path / f"{len(names.masks)}.db"
-        stored, bad = extract(database, images, SfmOptions(), threads=1, gpu=False, progress=lambda *_: None)
+        stored, bad = extract(database, images, SfmOptions(), Execution())
         assert not bad
         with pycolmap.Database.open(database) as store:
             for item in stored:
-                left = [point[0] < EDGE for point in store.read_keypoints(item.number)[:, :2]]
+                left = [point[0] < EDGE for point in store.read_keypoints(item.image_id)[:, :2]]
                 assert len(left) == len(item.colours) > 30
                 assert any(left) == (not names.masks)
 

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from splatcli.errors import SceneError
+from splatcli.sfm.execution import Execution
 from splatcli.sfm.images import find_input
 from splatcli.sfm.options import PANORAMAS, SfmOptions
-from splatcli.sfm.phases import Phases
 from splatcli.sfm.prepare import Prepared, prepare
 from tests.sfm.conftest import write_noise
 
@@ -31,9 +31,9 @@ def prepared(photos: Path, folder: Path, options: SfmOptions | None = None) -> t
     """What is prepared, and the phases that were reported."""
     folder.mkdir(exist_ok=True)
     reported: dict[str, int] = {}
-    phases = Phases(lambda name, done, total: reported.update({name: done}))
-    found = prepare(find_input(photos), options or SfmOptions(), folder, threads=2, phases=phases)
-    assert list(phases.seconds) == list(reported)
+    execution = Execution(num_threads=2, listener=lambda name, done, total: reported.update({name: done}))
+    found = prepare(find_input(photos), options or SfmOptions(), folder, execution)
+    assert list(execution.seconds) == list(reported)
     return found, list(reported)
 
 

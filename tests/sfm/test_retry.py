@@ -14,7 +14,8 @@ from PIL import Image
 from splatcli.cli.commands import run
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.sfm import matching
-from splatcli.sfm.features import SfmImage, extract
+from splatcli.sfm.execution import Execution
+from splatcli.sfm.features import SfmImage, Stored, extract
 from splatcli.sfm.images import find_input, readable
 from splatcli.sfm.job import reconstruct
 from splatcli.sfm.mapping import centers_of
@@ -90,7 +91,7 @@ def test_cameras_in_wrong_places_contradict_the_matches(tmp_path: Path) -> None:
     inputs = find_input(write_corner(tmp_path / "photos", (0, 1, 2, 3, 4)))
     options = SfmOptions(camera_model="SIMPLE_RADIAL")
     (tmp_path / "made").mkdir()
-    facts = reconstruct(inputs, options, tmp_path / "made", threads=1, gpu=False, progress=lambda *_: None)
+    facts = reconstruct(inputs, options, tmp_path / "made", Execution())
     assert facts["contradicted_matches"] == 0.0
     database, model = tmp_path / "made/work/database.db", pycolmap.Reconstruction(tmp_path / "made/sparse/0")
     assert contradicted_share(database, model) == 0.0
@@ -101,8 +102,11 @@ def test_cameras_in_wrong_places_contradict_the_matches(tmp_path: Path) -> None:
     assert contradicted_share(database, model) > CONTRADICTED
 
 
+EXECUTION = Execution(random_seed=1)
+
+
 @pytest.fixture
-def database(tmp_path: Path) -> Path:
+def extracted(tmp_path: Path) -> tuple[Path, list[Stored]]:
     """Features and matches of four images six degrees apart, and one of something else."""
     photos = write_corner(tmp_path / "photos", (0, 1, 2, 3))
     Image.fromarray(np.random.default_rng(1).integers(0, 256, (180, 240, 3), dtype=np.uint8)).save(photos / "9.png")
@@ -110,12 +114,7 @@ def database(tmp_path: Path) -> Path:
     headers, _ = readable(inputs, 1 << 30)
     images = [SfmImage.of(name, photos, header) for name, header in headers.items()]
     path = tmp_path / "database.db"
-    extract(path, images, SfmOptions(), threads=1, gpu=False, progress=lambda *_: None)
-    return path
-
-
-def call(function, *arguments):
-    return function(*arguments, seed=1, threads=1, gpu=False, progress=lambda *_: None)
+    return path, extract(path, images, SfmOptions(), EXECUTION)[0]
 
 
 def inliers(database: Path) -> dict[tuple[int, int], int]:
@@ -128,13 +127,13 @@ def inliers(database: Path) -> dict[tuple[int, int], int]:
         }
 
 
-def test_loose_matches_are_more_and_the_database_is_left(database: Path) -> None:
-    names, pairs = list("01234"), list(combinations(range(5), 2))
-    assert call(matching.match, database, names, pairs) == 6
+def test_loose_matches_are_more_and_the_database_is_left(extracted: tuple[Path, list[Stored]]) -> None:
+    (database, stored), pairs = extracted, list(combinations(range(5), 2))
+    assert matching.match(database, stored, pairs, EXECUTION) == 6
     before = inliers(database)
     copy = database.with_name("copy.db")
     copy.write_bytes(database.read_bytes())
-    held = call(matching.match_again, copy, names, pairs)
+    held = matching.match_again(copy, stored, pairs, EXECUTION)
     assert held == [pair for pair in pairs if 4 not in pair]
     assert inliers(database) == before
     after = inliers(copy)
@@ -142,39 +141,40 @@ def test_loose_matches_are_more_and_the_database_is_left(database: Path) -> None
     assert sum(after[pair] for pair in held) > 1.1 * sum(before[pair] for pair in held)
 
 
-def test_pairs_that_would_be_lost_keep_their_matches(database: Path, monkeypatch) -> None:
-    names, pairs = list("01234"), list(combinations(range(4), 2))
-    call(matching.match, database, names, pairs)
+def test_pairs_that_would_be_lost_keep_their_matches(extracted: tuple[Path, list[Stored]], monkeypatch) -> None:
+    (database, stored), pairs = extracted, list(combinations(range(4), 2))
+    matching.match(database, stored, pairs, EXECUTION)
     before = inliers(database)
     copy = database.with_name("copy.db")
     copy.write_bytes(database.read_bytes())
     monkeypatch.setattr(matching, "_LOOSE_INLIERS", 1.0)  # no geometry explains every match
-    assert call(matching.match_again, copy, names, pairs[:3]) == pairs[:3]
+    assert matching.match_again(copy, stored, pairs[:3], EXECUTION) == pairs[:3]
     assert inliers(copy) == before
 
 
-def test_pairs_that_were_never_matched_can_be_retried(database: Path) -> None:
-    call(matching.match, database, list("01234"), [(0, 1), (1, 2)])
+def test_pairs_that_were_never_matched_can_be_retried(extracted: tuple[Path, list[Stored]]) -> None:
+    database, stored = extracted
+    matching.match(database, stored, [(0, 1), (1, 2)], EXECUTION)
     copy = database.with_name("copy.db")
     copy.write_bytes(database.read_bytes())
     retried = matching.pairs_to_retry([(0, 1), (1, 2)], {3, 4}, [None] * 5)
-    assert call(matching.match_again, copy, list("01234"), retried) == [(0, 3), (1, 3), (2, 3)]
+    assert matching.match_again(copy, stored, retried, EXECUTION) == [(0, 3), (1, 3), (2, 3)]
     holding = [pair for pair, count in sorted(inliers(copy).items()) if count]
     assert holding == [(0, 1), (0, 3), (1, 2), (1, 3), (2, 3)]
 
 
-def test_only_pairs_whose_descriptors_match_are_worth_a_second_try(database: Path) -> None:
-    names, pairs = list("01234"), list(combinations(range(5), 2))
-    call(matching.match, database, names, pairs[:-1])
-    assert matching.pairs_with_matches(database, names, pairs) == [pair for pair in pairs if 4 not in pair]
+def test_only_pairs_whose_descriptors_match_are_worth_a_second_try(extracted: tuple[Path, list[Stored]]) -> None:
+    (database, stored), pairs = extracted, list(combinations(range(5), 2))
+    matching.match(database, stored, pairs[:-1], EXECUTION)
+    assert matching.pairs_with_matches(database, stored, pairs) == [pair for pair in pairs if 4 not in pair]
     with pycolmap.Database.open(database) as store:
         numbers = {image.name: image.image_id for image in store.read_all_images()}
         store.clear_two_view_geometries()
         held = {(numbers[str(i)], numbers[str(j)]) for i, j in pairs if 4 not in (i, j)}
     # Matches without a geometry count too, and are no pairs that hold.
-    assert matching.pairs_with_matches(database, names, pairs) == [pair for pair in pairs if 4 not in pair]
+    assert matching.pairs_with_matches(database, stored, pairs) == [pair for pair in pairs if 4 not in pair]
     assert matching.pairs_that_hold(database) == set()
-    call(matching.match, database, names, pairs)
+    matching.match(database, stored, pairs, EXECUTION)
     assert matching.pairs_that_hold(database) == held
 
 

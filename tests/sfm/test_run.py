@@ -116,7 +116,7 @@ def fake(monkeypatch) -> list[Path]:
     """A worker that makes an empty model at once; the folders it was given."""
     given: list[Path] = []
 
-    def work(inputs, options, folder, **_):
+    def work(inputs, options, folder, execution):
         given.append(folder)
         for place in ("work", "images", "sparse/0"):
             (folder / place).mkdir(parents=True)

@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from splatcli.scene.decode import read_header
 from splatcli.scene.masks import read_mask
+from splatcli.sfm.execution import Execution
 from splatcli.sfm.features import SfmImage
 from splatcli.sfm.static_masks import find_borders, find_overlays, write_static_masks
 
@@ -59,8 +60,12 @@ def places(*boxes: tuple[int, int, int, int]) -> NDArray[np.float32]:
     return np.concatenate(grids).astype(np.float32)
 
 
-def quiet(done: int, total: int) -> None:
+def reports(phase: str, done: int, total: int) -> None:
+    assert phase == "masks"
     assert 0 < done <= total
+
+
+EXECUTION, ONE_THREAD = Execution(num_threads=2, listener=reports), Execution(listener=reports)
 
 
 @pytest.mark.parametrize("orientation", [1, 5, 6])
@@ -69,7 +74,7 @@ def test_the_background_is_hidden_and_what_moves_is_not(tmp_path: Path, orientat
     images = saved(tmp_path / "images", [pixels for pixels, _ in made], orientation)
     assert {(image.width, image.height) for image in images} == {(WIDTH, HEIGHT)}
     where = {(WIDTH, HEIGHT): places((2, 2, WIDTH - 3, HEIGHT - 3))}
-    assert write_static_masks(images, where, tmp_path / "masks", quiet, 2) == COUNT
+    assert write_static_masks(images, where, tmp_path / "masks", EXECUTION) == COUNT
     for image, (_, patch) in zip(images, made, strict=True):
         mask = tmp_path / "masks" / f"{image.name}.png"
         again = SfmImage.of(image.name, tmp_path / "images", read_header(image.path), mask)
@@ -87,7 +92,7 @@ def test_only_regions_with_features_that_do_not_move_are_hidden(tmp_path: Path) 
         one[:40], one[100:130, 20:60] = 250, logo
     images = saved(tmp_path / "images", pixels)
     logo_place = {(WIDTH, HEIGHT): places((24, 104, 55, 125))}
-    assert write_static_masks(images, logo_place, tmp_path / "masks", quiet) == COUNT
+    assert write_static_masks(images, logo_place, tmp_path / "masks", ONE_THREAD) == COUNT
     for image in images:
         hidden = read_mask(tmp_path / "masks" / f"{image.name}.png", 1)
         assert hidden[100:130, 20:60].mean() > 0.9
@@ -102,10 +107,10 @@ def test_images_of_another_size_and_without_regions_show_all(tmp_path: Path) -> 
         SfmImage(f"more/{one.name}", one.path, 1, one.width, one.height) for one in saved(tmp_path / "moving", moving)
     ]
     where = {(WIDTH, HEIGHT): places((2, 2, WIDTH - 3, HEIGHT - 3))}
-    assert write_static_masks([*images, *others], where, tmp_path / "masks", quiet) == COUNT + 4
+    assert write_static_masks([*images, *others], where, tmp_path / "masks", ONE_THREAD) == COUNT + 4
     for one in others:
         assert not read_mask(tmp_path / "masks" / f"{one.name}.png", 1).any()
-    assert write_static_masks(others, {(90, 120): places((2, 2, 80, 100))}, tmp_path / "none", quiet) == 0
+    assert write_static_masks(others, {(90, 120): places((2, 2, 80, 100))}, tmp_path / "none", ONE_THREAD) == 0
     assert not (tmp_path / "none").exists()
 
 
@@ -144,7 +149,7 @@ def test_a_date_before_what_moves_is_found_and_hidden_with_the_seconds_that_chan
     images = saved(tmp_path / "images", [dated(one, f"5/12 10:{index:02d}") for index, one in enumerate(smooth)])
     found = find_overlays(images, {}, 2)
     assert set(found) == {(WIDTH, HEIGHT)}
-    assert write_static_masks(images, {}, tmp_path / "masks", quiet, 2, found) == 14
+    assert write_static_masks(images, {}, tmp_path / "masks", EXECUTION, found) == 14
     for image, drawn in zip(images, letters, strict=True):
         hidden = read_mask(tmp_path / "masks" / f"{image.name}.png", 1)
         assert hidden[drawn.max(axis=2) > 0].all()
