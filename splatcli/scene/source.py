@@ -143,11 +143,13 @@ def path_in_scene(name: str, root: Path, where: object, label: str, *, allow_out
     """Return a file name from a scene file as a clean path relative to ``root``, forward slashes, and None.
 
     A path that leads out of ``root`` to no file, as those of another machine, becomes its longest end that lies below.
+    A backslash separates folders, unless a file has it in its name.
     allow_outside: for a file that is not below ``root`` return a safe name and the path as it was given.
     Raises SceneError for a file outside that is not allowed, and always for URLs, drive letters and what is no file
     name; nothing is ever downloaded.
     """
-    text = name.replace("\\", "/")
+    literal = "\\" in name and any(os.path.isfile(root / folder / name) for folder in IMAGE_FOLDERS)
+    text = name if literal else name.replace("\\", "/")
     parts = _parts_below(text, root)
     if parts is None:
         parts = _end_below(text, root)

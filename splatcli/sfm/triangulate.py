@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,20 +135,24 @@ def known_cameras(scene: Scene, inputs: SfmInput) -> dict[str, dict[str, Any]]:
     Each has the lens as COLMAP's ``model``, ``params`` (pixels), ``width`` and ``height``. Its
     ``viewmat`` is [3, 4], world to camera, OpenCV axes, in the units of the scene's files.
 
-    scene: at full size. Raises SceneError where too few images are views or one is a panorama, UsageError for a video.
+    scene: at full size. An image is a view of it if it is the same file, also where the scene has another link to it,
+    as those that splat sfm makes. Raises SceneError where too few images are views or one is a panorama, UsageError for
+    a video.
     """
     if inputs.is_video:
         raise UsageError("the frames of a video have no known cameras", where="--cameras", remedy="name their images")
     _check_flat(scene)
     views = {
-        source.path.resolve(): (source, camera)
+        of: (source, camera)
         for source, camera in zip(scene.images.sources, scene.cameras, strict=True)
+        for of in _identities(source.path)
     }
     found = {}
     for name in inputs.names:
-        if (inputs.path / name).resolve() not in views:
+        view = next((views[of] for of in _identities(inputs.path / name) if of in views), None)
+        if view is None:
             continue
-        source, camera = views[(inputs.path / name).resolve()]
+        source, camera = view
         lens = source.lens
         if lens is None:
             lens = pycolmap.Camera(
@@ -172,6 +177,14 @@ def known_cameras(scene: Scene, inputs: SfmInput) -> dict[str, dict[str, Any]]:
             remedy="name the folder of the same images, with their cameras",
         )
     return found
+
+
+def _identities(file: Path) -> Iterator[Path | tuple[int, int]]:
+    """Yield by what a file is known: its path without links, and its numbers of device and inode."""
+    yield file.resolve()
+    with contextlib.suppress(OSError):
+        stat = file.stat()
+        yield stat.st_dev, stat.st_ino
 
 
 def images_of(scene: Scene) -> SfmInput:

@@ -73,6 +73,18 @@ def test_the_global_mapper_places_the_same_cameras(images: Path, tmp_path: Path,
     assert error.max() < 0.003 * np.linalg.norm(wanted - wanted.mean(0), axis=1).max()
 
 
+def test_a_backslash_in_a_name_is_no_folder(images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As where a program unpacked an archive of Windows without its folders."""
+    photos, scene = tmp_path / "photos", tmp_path / "scene"
+    photos.mkdir()
+    for path in images.iterdir():
+        os.link(path, photos / rf"dcim\{path.name}")
+    assert cli(["sfm", str(photos), "-o", str(scene), "-q"]) == 0
+    assert cli(["info", str(scene), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out.splitlines()[-1])["num_cameras"] == NUM_IMAGES
+    assert find_cameras(scene)[0] == [rf"dcim\{name_of(index)}" for index in range(NUM_IMAGES)]
+
+
 def test_the_lens_is_found(solved: SfmResult) -> None:
     (camera,) = solved.facts["cameras"]
     assert (camera["model"], camera["width"], camera["height"]) == ("SIMPLE_RADIAL", corner.WIDTH, corner.HEIGHT)

@@ -21,6 +21,7 @@ from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene, known_depths
 from splatcli.scene.source import FixedLens, View
 from splatcli.sfm.options import SfmOptions
+from splatcli.sfm.run import SfmResult
 from splatcli.sfm.triangulate import Deadline, TooSlowError, pairs_by_pose, points_request, with_fewer_features
 from tests.sfm import corner
 from tests.sfm.conftest import NUM_IMAGES, TURNED, name_of
@@ -73,6 +74,20 @@ def made(posed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("made") / "scene"
     assert run(["sfm", str(posed), "--cameras", str(posed), "-o", str(out), "--quiet"]) == 0
     return out
+
+
+def test_images_are_views_of_the_scene_that_was_made_of_them(
+    images: Path, solved: SfmResult, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its images are other links to the same files."""
+    scene = tmp_path / "scene"
+    assert run(["sfm", str(images), "--cameras", str(solved.folder), "-o", str(scene), "--json", "-q"]) == 0
+    facts = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert (facts["registered"], facts["cameras_held"]) == (NUM_IMAGES, True)
+    before, after = in_the_world(read_scene(solved.folder, DataConfig())), in_the_world(read_scene(scene, DataConfig()))
+    for name, (rotation, center, _) in before.items():
+        np.testing.assert_allclose(after[name][0], rotation, atol=1e-9)
+        np.testing.assert_allclose(after[name][1], center, atol=1e-6)
 
 
 def in_the_world(scene: Scene) -> dict[str, tuple[np.ndarray, np.ndarray, list[float]]]:
