@@ -41,6 +41,8 @@ _NOT_IMAGES = frozenset(("masks", "images_2", "images_4", "images_8"))
 _PREVIEWS = frozenset(("thumbnails", "thumbs", "@eadir", "__macosx"))
 #: Bytes at each end of a file that go into the fingerprint.
 _SAMPLE = 64 << 10
+#: Kinds whose size and ends stay where pixels in the middle change. Their files go into the fingerprint as a whole.
+_UNCOMPRESSED = (".tif", ".tiff", ".bmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class SfmInput:
     def fingerprint(self) -> dict[str, str | int]:
         """Return the count of files, a SHA-256 over names, sizes and both ends of each, and one of masks.
 
+        Of kinds that are not compressed, all bytes count.
         Images that cannot be opened count by their names, for they are left out. Raises SceneError for other files.
         """
         named = list(zip(self.names or self.videos, self.files, strict=True))
@@ -114,6 +117,9 @@ def _digest(files: list[tuple[str, Path]], *, lenient: bool = False) -> str:
             with file.open("rb") as stream:
                 size = file.stat().st_size
                 digest.update(f"{name}\0{size}\0".encode(errors="surrogateescape"))
+                if file.suffix.lower() in _UNCOMPRESSED:
+                    digest.update(hashlib.file_digest(stream, "sha256").digest())
+                    continue
                 digest.update(stream.read(_SAMPLE))
                 stream.seek(max(0, size - _SAMPLE))
                 digest.update(stream.read(_SAMPLE))

@@ -33,6 +33,7 @@ from splatcli.disk import NO_LOCKS
 from splatcli.errors import OutputError, ResourceError, SceneError, SplatError, UsageError
 from splatcli.progress import Listener
 from splatcli.scene import heif
+from splatcli.scene.colmap import check_written
 from splatcli.scene.control_points import MIN_IMAGES, MIN_POINTS, ControlPoints
 from splatcli.scene.sfm_report import REPORT
 from splatcli.sfm.execution import Execution
@@ -116,7 +117,7 @@ def run_sfm(
         _check_place(folder, inputs, key, overwrite=overwrite)
         shutil.rmtree(made / "work")
         for name in (_KEY, LOCK):
-            (made / name).unlink()
+            (made / name).unlink(missing_ok=True)
         (made / REPORT).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         sync(made / REPORT)
         _put(made, folder)
@@ -211,10 +212,11 @@ def _known(folder: Path) -> dict[str, Any] | None:
 
 def _is_made(folder: Path, facts: dict[str, Any], key: dict[str, Any]) -> bool:
     """Return whether a folder, whose report is ``facts``, has the scene of ``key``: model, images and masks."""
-    sparse = folder / "sparse" / "0"
-    if facts.get("key") != key or not all(
-        (sparse / f"{kind}.bin").is_file() for kind in ("cameras", "images", "points3D")
-    ):
+    if facts.get("key") != key:
+        return False
+    try:
+        check_written(folder / "sparse" / "0")
+    except (SceneError, OSError):
         return False
     wanted = {"images": int(facts.get("total", 1)), "masks": int(facts.get("masks", 0))}
     return all(
@@ -298,7 +300,7 @@ def _check_place(folder: Path, inputs: SfmInput, key: dict[str, Any], *, overwri
         )
     if not overwrite:
         raise OutputError(
-            "it was made of these images, and files of the model, images or masks in it are gone"
+            "it was made of these images, and files of the model, images or masks in it are gone or damaged"
             if known["key"] == key
             else "it holds the cameras of other images, or made with other options",
             where=folder,

@@ -73,8 +73,8 @@ def known_stationary(
     """Return find_stationary(), from ``file`` where an earlier call has left it there; else it is left there now."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        return {(fact["width"], fact["height"]): np.array(fact["places"], np.float32) for fact in found}
-    except (OSError, ValueError):
+        return {(fact["width"], fact["height"]): np.array(fact["places"], np.float32).reshape(-1, 2) for fact in found}
+    except (OSError, ValueError, TypeError, KeyError):
         places = find_stationary(database, stored, max_image_size)
         found = [{"width": size[0], "height": size[1], "places": at.tolist()} for size, at in places.items()]
         file.write_text(json.dumps(found), encoding="utf-8")

@@ -73,13 +73,13 @@ def test_the_same_bytes_as_without_a_stop(
     assert model_of(folder) == model_of(fresh)
 
 
-@pytest.mark.parametrize("harm", ["database.db", "colours/3.npy"])
+@pytest.mark.parametrize("harm", ["database.db", "colours/3.npy", "stationary.json"])
 def test_damaged_work_is_done_again(harm: str, images: Path, fresh: Path, tmp_path: Path) -> None:
     folder = tmp_path / "scene"
     with pytest.raises(KeyboardInterrupt):
         reconstructed(images, folder, ("mapping", 2))
     file = folder / "work" / harm
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    file.write_bytes(b"[1]" if file.suffix == ".json" else file.read_bytes()[: file.stat().st_size // 2])
     reconstructed(images, folder)
     assert model_of(folder) == model_of(fresh)
 
@@ -128,6 +128,14 @@ def test_a_stopped_call_says_what_is_kept(images: Path, tmp_path: Path, caplog: 
     (other,) = stopped(images, place, SfmOptions(max_features=500))
     assert other != left, "the work of other options is removed"
     assert "used again" not in caplog.text
+
+
+def test_work_whose_lock_was_deleted_is_continued(images: Path, tmp_path: Path) -> None:
+    place = tmp_path / "scene"
+    (left,) = stopped(images, place)
+    (tmp_path / left / "lock").unlink()
+    assert find_cameras_of(images, place=place).facts["registered"] == NUM_IMAGES
+    assert [path.name for path in tmp_path.iterdir()] == ["scene"]
 
 
 def test_an_error_keeps_features_for_another_try(images: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 
 from splatcli.cli.commands import run as cli
 from splatcli.config import DataConfig
@@ -133,7 +134,8 @@ def fake(monkeypatch) -> list[Path]:
         for place in ("work", "images", "sparse/0"):
             (folder / place).mkdir(parents=True)
         for kind in ("cameras", "images", "points3D"):
-            (folder / f"sparse/0/{kind}.bin").write_bytes(b"new")
+            (folder / f"sparse/0/{kind}.bin").write_bytes(bytes(8))  # none of them
+        (folder / "sparse/0/mark").write_bytes(b"new")
         return {"total": 0}
 
     monkeypatch.setattr(run, "run_worker", work)
@@ -157,7 +159,7 @@ def test_changed_images_are_solved_again(images: Path, tmp_path: Path, fake: lis
 def test_a_named_place_is_replaced_only_when_asked(images: Path, tmp_path: Path, fake: list[Path]) -> None:
     place = tmp_path / "scene"
     find_cameras_of(images, place=place)
-    mark = place / "sparse/0/cameras.bin"
+    mark = place / "sparse/0/mark"
     mark.write_bytes(b"old")
     with pytest.raises(OutputError, match="other images, or made with other options"):
         find_cameras_of(images, SfmOptions(seed=1), place=place)
@@ -213,6 +215,30 @@ def test_a_scene_that_is_not_whole_any_more(images: Path, tmp_path: Path, fake: 
         find_cameras_of(images, place=tmp_path / "photos-sfm")
 
 
+def test_a_model_that_was_cut_is_not_used_again(solved: SfmResult, images: Path, tmp_path: Path, capfd) -> None:
+    scene = tmp_path / "scene"
+    shutil.copytree(solved.folder, scene, copy_function=os.link)
+    assert cli(["sfm", str(images), "-o", str(scene), "-q"]) == 0
+    points = scene / "sparse/0/points3D.bin"
+    whole = points.read_bytes()
+    points.unlink()
+    points.write_bytes(whole[: len(whole) // 2])
+    assert cli(["sfm", str(images), "-o", str(scene), "-q"]) == 8
+    assert "gone or damaged" in capfd.readouterr().err
+
+
+def test_pixels_of_an_uncompressed_image_count_in_the_middle_too(tmp_path: Path) -> None:
+    """Size and both ends are the same."""
+    pictures = np.random.default_rng(0).integers(0, 256, (3, 400, 500, 3), dtype=np.uint8)
+    for index, picture in enumerate(pictures):
+        Image.fromarray(picture).save(tmp_path / f"{index}.tif")
+    before, size = find_input(tmp_path).fingerprint(), (tmp_path / "1.tif").stat().st_size
+    pictures[1, 200] = 0
+    Image.fromarray(pictures[1]).save(tmp_path / "1.tif")
+    assert (tmp_path / "1.tif").stat().st_size == size
+    assert find_input(tmp_path).fingerprint() != before
+
+
 def test_scenes_and_runs_among_the_images_are_no_images(images: Path, tmp_path: Path, fake: list[Path]) -> None:
     """As after `cd photos; splat sfm .`, whose output lies below the folder."""
     copy = Path(shutil.copytree(images, tmp_path / "photos"))
@@ -234,12 +260,12 @@ def test_another_call_that_was_faster_is_used(images: Path, tmp_path: Path, fake
     def overtaken(*given, **more):
         monkeypatch.setattr(run, "run_worker", work)
         find_cameras_of(images, place=place)
-        (place / "sparse/0/cameras.bin").write_bytes(b"first")
+        (place / "sparse/0/mark").write_bytes(b"first")
         return work(*given, **more)
 
     monkeypatch.setattr(run, "run_worker", overtaken)
     assert find_cameras_of(images, place=place).reused
-    assert (place / "sparse/0/cameras.bin").read_bytes() == b"first"
+    assert (place / "sparse/0/mark").read_bytes() == b"first"
     assert [path.name for path in tmp_path.iterdir()] == ["scene"]
 
 
