@@ -5,9 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from splatcli.progress import Listener
 
+#: The phases that are reported.
+Phase = Literal[
+    "frames",
+    "upright copies",
+    "features",
+    "matching",
+    "mapping",
+    "more frames",
+    "more features",
+    "more matching",
+    "more mapping",
+    "matching more",
+    "matching again",
+    "mapping again",
+    "mapping as fisheye",
+    "lens",
+    "triangulation",
+    "masks",
+]
 #: Gets (done, total) of a phase.
 Progress = Callable[[int, int], None]
 
@@ -29,7 +49,7 @@ class Execution:
     listener: Listener = _nobody
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def start(self, phase: str) -> Progress:
+    def start(self, phase: Phase) -> Progress:
         """Start a phase, or go on with it; return the callback that takes its progress."""
         since, before = time.monotonic(), self.seconds.get(phase, 0.0)
 

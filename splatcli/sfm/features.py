@@ -30,6 +30,7 @@ from splatcli.scene.decode import Header, decode_rgb, open_image
 from splatcli.scene.masks import check_mask, read_mask
 from splatcli.scene.panorama import FACES, face_camera, face_from_rig
 from splatcli.sfm.execution import Execution
+from splatcli.sfm.execution import Execution, Phase
 from splatcli.sfm.images import orientation_of
 from splatcli.sfm.options import COLOURS, SMALLER, CameraPer, SfmOptions
 
@@ -109,7 +110,7 @@ class Stored:
 
 
 def extract(
-    database: Path, images: list[SfmImage], options: SfmOptions, execution: Execution, phase: str = "features"
+    database: Path, images: list[SfmImage], options: SfmOptions, execution: Execution, phase: Phase = "features"
 ) -> tuple[list[Stored], dict[str, SplatError]]:
     """Find features and write them, with images and cameras, into the database, one image after another.
 

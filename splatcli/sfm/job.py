@@ -16,7 +16,7 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.colmap import check_written
 from splatcli.scene.images import max_pixels
 from splatcli.sfm.align import Alignment
-from splatcli.sfm.execution import Execution
+from splatcli.sfm.execution import Execution, Phase
 from splatcli.sfm.features import Border, SfmImage, Stored, extract
 from splatcli.sfm.flight_log import Place, flight_log_beside, read_flight_log
 from splatcli.sfm.images import SfmInput, readable
@@ -265,7 +265,7 @@ class Job:
                 found |= {frame: place for frame, place in places.items() if place is not None}
         return found
 
-    def _map(self, phase: str, database: Path, folder: Path, total: int) -> list[pycolmap.Reconstruction]:
+    def _map(self, phase: Phase, database: Path, folder: Path, total: int) -> list[pycolmap.Reconstruction]:
         if self.options.mapper == "global":
             calibrate(database, self.execution.random_seed)
         if is_fisheye_model(self.options.mapped_model):

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.sfm.execution import Execution
+from splatcli.sfm.execution import Execution, Phase
 from splatcli.sfm.features import Stored
 from splatcli.sfm.options import MIN_IMAGES
 
 
 def run_mapper(
-    database: Path, folder: Path, total: int, execution: Execution, phase: str = "mapping"
+    database: Path, folder: Path, total: int, execution: Execution, phase: Phase = "mapping"
 ) -> list[pycolmap.Reconstruction]:
     """Return the models that the matches give, those with most images first; they need not be of one piece.
 
@@ -53,7 +53,7 @@ def run_mapper(
 
 
 def run_global_mapper(
-    database: Path, folder: Path, total: int, execution: Execution, phase: str = "mapping"
+    database: Path, folder: Path, total: int, execution: Execution, phase: Phase = "mapping"
 ) -> list[pycolmap.Reconstruction]:
     """Return the models that the matches give by pycolmap's global mapper (GLOMAP), as run_mapper().
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.cluster.vq import kmeans2, vq
 
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.sfm.execution import Execution
+from splatcli.sfm.execution import Execution, Phase
 from splatcli.sfm.features import Stored
 from splatcli.sfm.options import Matching
 
@@ -37,7 +37,7 @@ def match(
     stored: Sequence[Stored],
     pairs: Sequence[Pair],
     execution: Execution,
-    phase: str = "matching",
+    phase: Phase = "matching",
     *,
     loose: bool = False,
 ) -> int:
@@ -122,7 +122,11 @@ def matches_that_hold(database: Path) -> list[int]:
 
 
 def match_again(
-    database: Path, stored: Sequence[Stored], pairs: Sequence[Pair], execution: Execution, phase: str = "matching again"
+    database: Path,
+    stored: Sequence[Stored],
+    pairs: Sequence[Pair],
+    execution: Execution,
+    phase: Phase = "matching again",
 ) -> list[Pair]:
     """Match ``pairs`` anew and loosely; return those that hold then.
 
