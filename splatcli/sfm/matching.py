@@ -139,7 +139,7 @@ def match_again(
             for pair in image_ids:
                 store.delete_matches(*pair)
                 store.delete_two_view_geometry(*pair)
-    match(database, stored, pairs, execution, phase, loose=True)
+    match(database, stored, pairs, execution, "matching again", loose=True)
     with pycolmap.Database.open(database) as store:
         with pycolmap.DatabaseTransaction(store):
             for pair, geometry in before.items():

@@ -40,7 +40,7 @@ from splatcli.sfm.execution import Execution
 from splatcli.sfm.flight_log import flight_log_beside
 from splatcli.sfm.images import SfmInput
 from splatcli.sfm.options import COLOURS, LOCK, SfmOptions
-from splatcli.sfm.process import run_worker
+from splatcli.sfm.worker import run_worker
 
 _log = logging.getLogger(__name__)
 

@@ -17,13 +17,13 @@ from PIL import Image
 
 from splatcli.cli.commands import run
 from splatcli.errors import OutputError, ResourceError, SceneError
-from splatcli.sfm import features, process
+from splatcli.sfm import features
 from splatcli.sfm.execution import Execution
 from splatcli.sfm.images import SfmInput, find_input, readable
 from splatcli.sfm.job import Job, reconstruct
 from splatcli.sfm.options import SfmOptions
 from splatcli.sfm.prepare import prepare
-from splatcli.sfm.process import crashed, run_worker
+from splatcli.sfm.worker import crashed, run_worker
 from tests.scene import made
 from tests.sfm import corner
 from tests.sfm.conftest import find_cameras_of, write_noise
@@ -190,7 +190,7 @@ def test_a_crash_on_a_full_disk_is_not_blamed_on_memory(
     images: Path, tmp_path: Path, worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker("cat > /dev/null; kill -ABRT $$")
-    monkeypatch.setattr(process, "free_bytes", lambda folder: 4096)
+    monkeypatch.setattr("splatcli.sfm.worker.free_bytes", lambda folder: 4096)
     with pytest.raises(OutputError, match="the disk became full"):
         find_cameras_of(images, place=tmp_path / "scene")
 
@@ -234,6 +234,12 @@ def test_a_worker_that_ends_before_it_has_read_a_long_request(tmp_path: Path, wo
     inputs = SfmInput(tmp_path, tuple(f"{'x' * 200}{number}.jpg" for number in range(10_000)))
     with pytest.raises(ResourceError, match="ended with exit code 3"):
         run_worker(inputs, SfmOptions(), tmp_path, Execution())
+
+
+def test_a_worker_that_is_killed_while_it_writes(tmp_path: Path, worker) -> None:
+    worker("""cat > /dev/null; printf '{"facts": {"na'; kill -KILL $$""")
+    with pytest.raises(ResourceError, match="was killed, most likely because the machine ran out of memory"):
+        run_worker(SfmInput(tmp_path, ("a.jpg",)), SfmOptions(), tmp_path, Execution())
 
 
 def test_a_worker_can_read_its_log(tmp_path: Path, worker) -> None:

@@ -15,7 +15,7 @@ from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.decode import decode_rgb, read_header
 from splatcli.sfm.panorama import FACES, cut, face_camera, face_from_rig, is_panorama, write_masks
-from splatcli.sfm.process import run_worker
+from splatcli.sfm.worker import run_worker
 from splatcli.similarity import Similarity
 from tests.native.cases import NEEDS_COMPILER
 from tests.sfm import corner, panoramas
