@@ -16,6 +16,7 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.colmap import check_written
 from splatcli.scene.images import max_pixels
 from splatcli.sfm.align import Alignment
+from splatcli.sfm.consistency import contradicted_share, rotation_share, second_motion
 from splatcli.sfm.execution import Execution, Phase
 from splatcli.sfm.features import Border, SfmImage, Stored, extract
 from splatcli.sfm.flight_log import Place, flight_log_beside, read_flight_log
@@ -30,11 +31,10 @@ from splatcli.sfm.matching import (
     joined,
     match,
     match_again,
-    matches_that_hold,
     most_alike,
-    pairs_that_hold,
     pairs_to_retry,
     pairs_with_matches,
+    verified_pairs,
 )
 from splatcli.sfm.options import (
     AUTO,
@@ -47,9 +47,7 @@ from splatcli.sfm.options import (
     is_fisheye_model,
 )
 from splatcli.sfm.prepare import Prepared, check_count, prepare, reasons
-from splatcli.sfm.pure_rotation import rotation_share
 from splatcli.sfm.report import CONTRADICTED, TURNED, model_facts, versions
-from splatcli.sfm.second_motion import contradicted_share, second_motion
 from splatcli.sfm.static_masks import StaticParts, border_facts, find_borders, write_static_masks
 from splatcli.sfm.stationary import Places, drop_stationary, known_stationary
 from splatcli.sfm.triangulate import hold_lenses, pairs_by_pose, triangulate
@@ -64,7 +62,7 @@ _OVERLAP = "images have to overlap by two thirds, be sharp, and show things with
 class Mapped:
     """Images in a database, and the models that their matches give.
 
-    pairs: what was matched, indices into ``stored``. verified: how many of the pairs hold. models: the largest first.
+    pairs: what was matched, indices into ``stored``. verified: how many of them were. models: the largest first.
     added, retried: the facts of the tries that map anew, for the report; None where there was none.
     """
 
@@ -173,7 +171,7 @@ class Job:
             "matching": how,
             "pairs": len(mapped.pairs),
             "verified_pairs": mapped.verified,
-            "matches_per_pair": float(np.median(matches_that_hold(mapped.database) or [0])),
+            "matches_per_pair": float(np.median([*verified_pairs(mapped.database).values()] or [0])),
             "added_frames": mapped.added,
             "retried": mapped.retried,
             "unreadable": unreadable,
@@ -276,8 +274,8 @@ class Job:
     def _try_fisheyes(self, mapped: Mapped) -> Mapped:
         """Map anew with fisheyes where many images are not registered; return what is used, the larger model."""
         registered = mapped.registered
-        # Without a pair that holds, no lens brings an image in.
-        lacking = len(joined(pairs_that_hold(mapped.database), registered) - registered)
+        # Without a verified pair, no lens brings an image in.
+        lacking = len(joined(verified_pairs(mapped.database), registered) - registered)
         few = _FEW_LACKING * len(mapped.stored)
         if not self._may_be_fisheye(mapped.database) or lacking <= few:
             return mapped
@@ -416,7 +414,7 @@ class Job:
         held = again([pair for pair in tried if pair not in inside])
         if held:
             held = sorted([*held, *again([pair for pair in tried if pair in inside])])
-            # A registered image that holds with a lacking one needs more points for it: those it shares with others.
+            # A registered image of such a pair needs more points for the lacking one: those it shares with others.
             beside = {index for pair in held for index in pair} - lacking
             again([(i, j) for i, j in pairs if (i in beside or j in beside) and not {i, j} & lacking])
         new_models = self._map("mapping again", database, work / "models-again", len(stored)) if held else []

@@ -41,7 +41,7 @@ def match(
     *,
     loose: bool = False,
 ) -> int:
-    """Match images pair by pair; return how many pairs hold together geometrically.
+    """Match images pair by pair; return how many pairs are verified then.
 
     stored: images in the database. pairs: indices into ``stored``. loose: with a looser ratio test, and then guided by
     the geometry of the two views, which takes longer.
@@ -72,7 +72,7 @@ def match(
             cancellation_token=cancelled,
         )
     progress(len(pairs), len(pairs))
-    return len(matches_that_hold(database))
+    return len(verified_pairs(database))
 
 
 @contextmanager
@@ -114,13 +114,6 @@ def _blocks_of_log(begun: Callable[[int], None]) -> Iterator[pycolmap.Cancellati
             raise failures[0]
 
 
-def matches_that_hold(database: Path) -> list[int]:
-    """Return how many matches the geometry of two views explains, for each pair that holds together."""
-    with pycolmap.Database.open(database) as store:
-        _, inliers = store.read_two_view_geometry_num_inliers()
-    return [int(count) for count in inliers if count >= _MIN_INLIERS]
-
-
 def match_again(
     database: Path,
     stored: Sequence[Stored],
@@ -128,13 +121,13 @@ def match_again(
     execution: Execution,
     phase: Phase = "matching again",
 ) -> list[Pair]:
-    """Match ``pairs`` anew and loosely; return those that hold then.
+    """Match ``pairs`` anew and loosely; return those that are verified then.
 
-    The arguments are those of ``match``. Pairs that held before and would not now keep their matches.
+    The arguments are those of ``match``. Pairs that were verified before and would not be now keep their matches.
     """
     image_ids = _image_ids(stored, pairs)
     with pycolmap.Database.open(database) as store:
-        before = {pair: store.read_two_view_geometry(*pair) for pair in image_ids if _holds(store, pair)}
+        before = {pair: store.read_two_view_geometry(*pair) for pair in image_ids if _is_verified(store, pair)}
         with pycolmap.DatabaseTransaction(store):
             for pair in image_ids:
                 store.delete_matches(*pair)
@@ -143,10 +136,10 @@ def match_again(
     with pycolmap.Database.open(database) as store:
         with pycolmap.DatabaseTransaction(store):
             for pair, geometry in before.items():
-                if not _holds(store, pair):
+                if not _is_verified(store, pair):
                     store.delete_two_view_geometry(*pair)
                     store.write_two_view_geometry(*pair, geometry)
-        return [pair for pair, ids in zip(pairs, image_ids, strict=True) if _holds(store, ids)]
+        return [pair for pair, ids in zip(pairs, image_ids, strict=True) if _is_verified(store, ids)]
 
 
 def delete_other_pairs(database: Path, stored: Sequence[Stored], pairs: Sequence[Pair]) -> None:
@@ -178,12 +171,12 @@ def pairs_with_matches(database: Path, stored: Sequence[Stored], pairs: Sequence
         ]
 
 
-def pairs_that_hold(database: Path) -> set[Pair]:
-    """Return the pairs whose matches the geometry of two views explains, as image ids."""
+def verified_pairs(database: Path) -> dict[Pair, int]:
+    """Return how many matches the geometry of two views explains, for each pair that is verified, as image ids."""
     with pycolmap.Database.open(database) as store:
         pairs, inliers = store.read_two_view_geometry_num_inliers()
     return {
-        pycolmap.pair_id_to_image_pair(pair)
+        pycolmap.pair_id_to_image_pair(pair): int(count)
         for pair, count in zip(pairs, inliers, strict=True)
         if count >= _MIN_INLIERS
     }
@@ -203,7 +196,7 @@ def _image_ids(stored: Sequence[Stored], pairs: Sequence[Pair]) -> list[Pair]:
     return [(stored[i].image_id, stored[j].image_id) for i, j in pairs]
 
 
-def _holds(store: pycolmap.Database, pair: tuple[int, int]) -> bool:
+def _is_verified(store: pycolmap.Database, pair: tuple[int, int]) -> bool:
     if not store.exists_two_view_geometry(*pair):
         return False
     return len(store.read_two_view_geometry(*pair).inlier_matches) >= _MIN_INLIERS

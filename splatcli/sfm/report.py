@@ -30,7 +30,7 @@ CONTRADICTED = 0.4
 #: from 30 observations. It finds no pair to begin with below about 4 degrees (tests/sfm/test_captures.py); a walk
 #: through a room that trains well has 6.2, the other real scenes tried 19 to 48.
 _FEW_OBSERVATIONS, _LITTLE_PARALLAX = 100, 4.5
-#: Share of a pair's matches that a rotation alone explains (pure_rotation.py), in the median of the pairs, from which
+#: Share of a pair's matches that a rotation alone explains (consistency.py), in the median of the pairs, from which
 #: the camera stayed at one place: 0.98 and more for crops of panoramas, 0.2 at most for real captures, 0.62 for one
 #: straight down from a height.
 TURNED = 0.9

@@ -15,8 +15,8 @@ from splatcli.cli.commands import run
 from splatcli.config import DataConfig
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.read import read_scene
+from splatcli.sfm.consistency import share_of_most
 from splatcli.sfm.mapping import centers_of
-from splatcli.sfm.second_motion import share_of_most
 from splatcli.similarity import Similarity
 from tests.cli.tiny import QUICK
 from tests.sfm import corner, panoramas

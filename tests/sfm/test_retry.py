@@ -14,6 +14,7 @@ from PIL import Image
 from splatcli.cli.commands import run
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.sfm import matching
+from splatcli.sfm.consistency import contradicted_share
 from splatcli.sfm.execution import Execution
 from splatcli.sfm.features import SfmImage, Stored, extract
 from splatcli.sfm.images import find_input, readable
@@ -21,7 +22,6 @@ from splatcli.sfm.job import reconstruct
 from splatcli.sfm.mapping import centers_of
 from splatcli.sfm.options import SfmOptions
 from splatcli.sfm.report import CONTRADICTED, lines
-from splatcli.sfm.second_motion import contradicted_share
 from splatcli.similarity import Similarity
 from tests.sfm import corner
 from tests.sfm.conftest import find_cameras_of, write_noise
@@ -173,9 +173,9 @@ def test_only_pairs_whose_descriptors_match_are_worth_a_second_try(extracted: tu
         held = {(numbers[str(i)], numbers[str(j)]) for i, j in pairs if 4 not in (i, j)}
     # Matches without a geometry count too, and are no pairs that hold.
     assert matching.pairs_with_matches(database, stored, pairs) == [pair for pair in pairs if 4 not in pair]
-    assert matching.pairs_that_hold(database) == set()
+    assert matching.verified_pairs(database) == {}
     matching.match(database, stored, pairs, EXECUTION)
-    assert matching.pairs_that_hold(database) == held
+    assert matching.verified_pairs(database).keys() == held
 
 
 def test_the_most_similar_pairs_are_matched_first() -> None:
