@@ -149,6 +149,13 @@ class SfmArguments:
     quiet: options.Quiet = False
 
 
+#: Options of SfmOptions that go to it as they are given.
+_GIVEN = (
+    *("camera_model", "camera_per", "matching", "mapper", "frames", "max_image_size", "max_features"),
+    *("georeference", "scale_from", "seed"),
+)
+
+
 def sfm(args: SfmArguments) -> int:
     """Estimate the cameras of images by structure from motion.
 
@@ -168,18 +175,7 @@ def sfm(args: SfmArguments) -> int:
     """
     from splatcli.cli.console import open_output
 
-    given: dict[str, Any] = {
-        "camera_model": args.camera_model,
-        "camera_per": args.camera_per,
-        "matching": args.matching,
-        "mapper": args.mapper,
-        "frames": args.frames,
-        "max_image_size": args.max_image_size,
-        "max_features": args.max_features,
-        "georeference": args.georeference,
-        "scale_from": args.scale_from,
-        "seed": args.seed,
-    }
+    given: dict[str, Any] = {name: getattr(args, name) for name in _GIVEN}
     with open_output(json=args.json, quiet=args.quiet) as out:
         from splatcli.scene.control_points import read_control_points
         from splatcli.sfm.images import find_input

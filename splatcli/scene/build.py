@@ -32,7 +32,7 @@ from splatcli.scene.masks import alpha_is_mask, find_masks
 from splatcli.scene.points import PointCloud, RawPoints, clean_points, nearest_points, read_points_ply
 from splatcli.scene.relative_depths import fit_relative_depths
 from splatcli.scene.scene import Scene, collinear, extent_of, move_origin, origin_offset, split_views, spread_of
-from splatcli.scene.sfm_report import REPORT, are_cameras_held
+from splatcli.scene.sfm_report import are_cameras_held
 from splatcli.scene.source import Problems, Reader, SceneSource, View, path_key
 from splatcli.sizes import listed
 
@@ -121,7 +121,7 @@ def build_scene(
         source.file,
         place_of(sidecar) if source.place is None else source.place,
         source.observations,
-        data.points is not None or are_cameras_held(source.root / REPORT),
+        data.points is not None or are_cameras_held(source.root),
     )
 
 

@@ -99,7 +99,7 @@ def search_models(root: Path, *, triangulated: bool = True) -> list[Model]:
     held: list[Path] = []
     for base, folders, files in walk(root, private=True):
         path = Path(base)
-        if REPORT in files and are_cameras_held(path / REPORT):
+        if REPORT in files and are_cameras_held(path):
             held.append(path)
         depth = len(path.relative_to(root).parts)
         folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < MAX_DEPTH else []

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 #: Its name in the folder of the result.
 REPORT = "sfm.json"
 
 
-def are_cameras_held(report: Path) -> bool:
-    """Return whether a report says that the cameras are those of another scene, to which points were triangulated."""
+def read_report(folder: Path) -> dict[str, Any]:
+    """Return the report in a folder; empty where there is none that can be read."""
     try:
-        facts = json.loads(report.read_bytes())
+        facts = json.loads((folder / REPORT).read_bytes())
     except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(facts, dict) and facts.get("cameras_held") is True
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def are_cameras_held(folder: Path) -> bool:
+    """Return whether the report says that the cameras are those of another scene, to which points were triangulated."""
+    return read_report(folder).get("cameras_held") is True

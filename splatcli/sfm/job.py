@@ -119,14 +119,7 @@ class Job:
         pycolmap.set_random_seed(self.execution.random_seed)
         images = self._without_borders(self.prepared.images)
         database = self.folder / "work" / "database.db"
-        stored, bad = extract(database, images, self.options, self.execution)
-        unreadable = {**self.prepared.unreadable, **reasons(bad)}
-        check_count(self.inputs, [item.image.name for item in stored], unreadable)
-        places = known_stationary(self.folder / "work" / STATIONARY, database, stored, self.options.max_image_size)
-        used = [item.image for item in stored]
-        static = StaticParts.of(used, places, self.execution.num_threads, drawn=self._makes_masks(used))
-        static_facts = static.facts(used)
-        stored = drop_stationary(database, stored, static.dropped, self.options.max_image_size)
+        stored, static, facts = self._extract(database, images)
         how, pairs = self._choose_pairs(stored)
         if self.options.cameras is not None:
             hold_lenses(database, stored, self.options.cameras)
@@ -135,27 +128,14 @@ class Job:
         self.rotation = 0.0 if self.options.cameras is not None else rotation_share(database)
         mapped = self._models(Mapped(database, stored, pairs, verified, []), images, static.dropped)
         stored = self._keep_used(mapped.stored, images, mapped.models)
-        names = sorted(item.image.name for item in stored)
         if mapped.added is not None:
             mapped.added["kept"] = len(stored) - mapped.added["of"]
-        if not mapped.verified and not (mapped.retried and mapped.retried["verified_pairs"]):
-            raise self._hopeless(
-                f"no two of the {len(names)} images show the same thing from different places",
-                _OVERLAP + ("; masks may hide too much: --masks none" if self.inputs.masks else ""),
-            )
-        self._check_models(mapped.models, names)
-        models = mapped.models
-        lenses: list[dict[str, Any]] = []
-        zoomed: list[dict[str, Any]] = []
-        if self.options.camera_model == AUTO and self.options.cameras is None:
-            models, lenses, zoomed = self._choose_lenses(mapped)
-        held = self.options.cameras is not None
-        second = 0.0 if held else second_motion(mapped.database, models[0], self.execution.random_seed)
-        contradicted = 0.0 if held else contradicted_share(mapped.database, models[0])
+        names = sorted(item.image.name for item in stored)
+        self._check_models(mapped, names)
+        models, lenses, zoomed = self._choose_lenses(mapped)
+        doubts = self._doubts(mapped.database, models[0])
         aligned = self._finish(models, stored)
-        masks, made = sum(image.mask is not None for image in images), 0
-        if (static.dropped or self.borders) and self._makes_masks(images):
-            made = self._write_static_masks([item.image for item in stored], static)
+        made = self._write_static_masks([item.image for item in stored], static)
         return {
             **model_facts(models[0], names),
             "lenses": lenses,
@@ -163,29 +143,48 @@ class Job:
             "georeference": aligned,
             "other_models": [other.num_reg_images() for other in models[1:]],
             "other_images": own_images(models)[1:],
-            "cameras_held": held,
-            "second_motion": round(second, 4),
-            "contradicted_matches": round(contradicted, 4),
+            "cameras_held": self.options.cameras is not None,
+            **doubts,
             "max_image_size": self.options.max_image_size,
-            "rotation": round(self.rotation, 4),
             "matching": how,
             "pairs": len(mapped.pairs),
             "verified_pairs": mapped.verified,
             "matches_per_pair": float(np.median([*verified_pairs(mapped.database).values()] or [0])),
             "added_frames": mapped.added,
             "retried": mapped.retried,
-            "unreadable": unreadable,
-            **static_facts,
+            **facts,
             "borders": border_facts([item.image for item in stored]),
             "panoramas": self.prepared.panoramas,
             "upright_copies": self.prepared.upright_copies,
-            "masks": masks or made,
+            "masks": sum(image.mask is not None for image in images) or made,
             "static_masks": made > 0,
             "seconds": {phase: round(spent, 2) for phase, spent in self.execution.seconds.items()},
             "threads": self.execution.num_threads,
             "gpu": self.execution.use_gpu,
             "videos": self._video_facts(stored),
             "versions": versions(),
+        }
+
+    def _extract(self, database: Path, images: list[SfmImage]) -> tuple[list[Stored], StaticParts, dict[str, Any]]:
+        """Find features, and drop those of what does not move; return what is left, these parts, and facts of both."""
+        stored, bad = extract(database, images, self.options, self.execution)
+        unreadable = {**self.prepared.unreadable, **reasons(bad)}
+        used = [item.image for item in stored]
+        check_count(self.inputs, [image.name for image in used], unreadable)
+        size, file = self.options.max_image_size, self.folder / "work" / STATIONARY
+        places = known_stationary(file, database, stored, size)
+        static = StaticParts.of(used, places, self.execution.num_threads, drawn=self._makes_masks(used))
+        facts = {"unreadable": unreadable, **static.facts(used)}
+        return drop_stationary(database, stored, static.dropped, size), static, facts
+
+    def _doubts(self, database: Path, model: pycolmap.Reconstruction) -> dict[str, float]:
+        """Return what casts doubt on the cameras, unless they are given."""
+        if self.options.cameras is not None:
+            return {"second_motion": 0.0, "contradicted_matches": 0.0, "rotation": 0.0}
+        return {
+            "second_motion": round(second_motion(database, model, self.execution.random_seed), 4),
+            "contradicted_matches": round(contradicted_share(database, model), 4),
+            "rotation": round(self.rotation, 4),
         }
 
     def _video_facts(self, stored: list[Stored]) -> list[dict[str, Any]]:
@@ -285,10 +284,12 @@ class Job:
     def _choose_lenses(
         self, mapped: Mapped
     ) -> tuple[list[pycolmap.Reconstruction], list[dict[str, Any]], list[dict[str, Any]]]:
-        """Choose the lens of each camera of the largest model; return the models with it, and two reports.
+        """Choose the lens of each camera of the largest model, unless it is given; return the models, and two reports.
 
         The second is of cameras that were zoomed, each of whose images has a lens of its own.
         """
+        if self.options.camera_model != AUTO or self.options.cameras is not None:
+            return mapped.models, [], []
         chosen = choose_lenses(
             mapped.models[0],
             self.execution,
@@ -327,6 +328,8 @@ class Job:
 
     def _write_static_masks(self, images: list[SfmImage], static: StaticParts) -> int:
         """Write masks/ of borders and of what stands still in the images, which lie in images/ now; return how many."""
+        if not (static.dropped or self.borders) or not self._makes_masks(images):
+            return 0
         there = [replace(image, path=self.folder / "images" / image.name) for image in images]
         return write_static_masks(there, static.regions, self.folder / "masks", self.execution, static.overlays)
 
@@ -441,8 +444,14 @@ class Job:
             match(database, stored, others, self.execution, "matching more")
         return pairs_with_matches(database, stored, pairs)
 
-    def _check_models(self, models: list[pycolmap.Reconstruction], names: list[str]) -> None:
-        registered = models[0].num_reg_images() if models else 0
+    def _check_models(self, mapped: Mapped, names: list[str]) -> None:
+        """Raise SceneError where the images, ``names``, give no model."""
+        if not mapped.verified and not (mapped.retried and mapped.retried["verified_pairs"]):
+            raise self._hopeless(
+                f"no two of the {len(names)} images show the same thing from different places",
+                _OVERLAP + ("; masks may hide too much: --masks none" if self.inputs.masks else ""),
+            )
+        registered = len(mapped.registered)
         if registered >= MIN_IMAGES:
             return
         if self.rotation > TURNED:

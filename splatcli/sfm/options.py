@@ -61,8 +61,7 @@ class SfmOptions:
     max_image_size: pixels of the longer side at which features are looked for; larger images are reduced for that.
     max_features: the strongest that are kept of an image.
     frames: at most so many, the sharpest of stretches that are equal in number, or of a video in motion; None takes all
-        images, VIDEO_FRAMES of a video,
-        and at most MOST_FRAMES of several.
+        images, VIDEO_FRAMES of a video, and at most MOST_FRAMES of several.
     seed: of every random choice.
     georeference: align with the GPS positions of the images: always, never, or where these are good enough.
     scale_from: "A,B,LENGTH": the cameras of the images A and B are LENGTH metres apart; None leaves the scale as it is.

@@ -35,7 +35,7 @@ from splatcli.progress import Listener
 from splatcli.scene import heif
 from splatcli.scene.colmap import check_written
 from splatcli.scene.control_points import MIN_IMAGES, MIN_POINTS, ControlPoints
-from splatcli.scene.sfm_report import REPORT
+from splatcli.scene.sfm_report import REPORT, read_report
 from splatcli.sfm.execution import Execution
 from splatcli.sfm.flight_log import flight_log_beside
 from splatcli.sfm.images import SfmInput
@@ -97,7 +97,7 @@ def run_sfm(
     if folder.is_symlink():
         folder = folder.resolve()  # the link stays, and the work is done on its target's disk
     _finish_put(folder)
-    known = _known(folder) or {}
+    known = read_report(folder)
     overwrite = overwrite or (known.get("key") == key and _is_outdated(known))
     if not overwrite and _is_made(folder, known, key):
         return SfmResult(folder, known, True)
@@ -110,7 +110,7 @@ def run_sfm(
         facts |= {"videos_left_out": list(inputs.videos_beside), "copies": dict(inputs.copies)}
         facts |= {"edits": dict(inputs.edits)}
         facts |= {"revision": _REVISION, "key": key}
-        known = _known(folder) or {}
+        known = read_report(folder)
         if not overwrite and _is_made(folder, known, key):  # by another call meanwhile
             shutil.rmtree(made)
             return SfmResult(folder, known, True)
@@ -180,7 +180,7 @@ def _places(beside: Path, inputs: SfmInput) -> Iterator[Path]:
 def _free_place(beside: Path, inputs: SfmInput, key: dict[str, Any]) -> Path:
     """Return the first of NAME-sfm, NAME-sfm-2, ... that holds these cameras, all of them, or nothing yet."""
     for place in _places(beside, inputs):
-        known = _known(place) or {}
+        known = read_report(place)
         if _is_made(place, known, key) or (known.get("key") == key and _is_outdated(known)):
             break
     return place
@@ -189,7 +189,7 @@ def _free_place(beside: Path, inputs: SfmInput, key: dict[str, Any]) -> Path:
 def _finer(beside: Path, inputs: SfmInput, key: dict[str, Any]) -> SfmResult | None:
     """Return the scene of ``key``, also of features of larger images, in one of the default places; None without."""
     for place in _places(beside, inputs):
-        known = _known(place) or {}
+        known = read_report(place)
         made_with = known.get("key")
         chosen = made_with.get("options") if isinstance(made_with, dict) else None
         size = chosen.get("max_image_size") if isinstance(chosen, dict) else None
@@ -199,15 +199,6 @@ def _finer(beside: Path, inputs: SfmInput, key: dict[str, Any]) -> SfmResult | N
         if size >= key["options"]["max_image_size"] and _is_made(place, known, same) and not _is_outdated(known):
             return SfmResult(place.resolve() if place.is_symlink() else place.absolute(), known, True)
     return None
-
-
-def _known(folder: Path) -> dict[str, Any] | None:
-    """Return the report in a folder; None when there is none that can be read."""
-    try:
-        facts = json.loads((folder / REPORT).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return facts if isinstance(facts, dict) else None
 
 
 def _is_made(folder: Path, facts: dict[str, Any], key: dict[str, Any]) -> bool:
@@ -293,8 +284,8 @@ def _check_place(folder: Path, inputs: SfmInput, key: dict[str, Any], *, overwri
             raise OutputError(
                 f"{inside} lies in it, so it cannot be replaced", where=folder, remedy="choose another -o"
             )
-    known = _known(folder)
-    if known is None or "key" not in known:
+    known = read_report(folder)
+    if "key" not in known:
         raise OutputError(
             "the folder has other content, which is not replaced", where=folder, remedy="choose another place with -o"
         )
