@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageCms, ImageFile, UnidentifiedImageError
+from PIL.ExifTags import IFD, Base
 
 from splatcli.errors import ResourceError, SceneError, SplatError, system_error
 from splatcli.scene import heif
@@ -25,7 +26,6 @@ from splatcli.scene.hdr import ADOBE_RGB, Colour, coded, srgb_encoded, to_srgb
 # Pillow's own bound on pixels warns or raises by a number that knows nothing of this machine; ours is max_pixels.
 Image.MAX_IMAGE_PIXELS = None
 
-_ORIENTATION_TAG = 0x0112
 #: A TIFF with this tag is a DNG, whose first picture is a thumbnail.
 _DNG_VERSION_TAG = 0xC612
 
@@ -225,13 +225,20 @@ def _damaged(error: Exception, path: Path) -> SplatError:
     )
 
 
+def exif_of(image: Image.Image) -> Image.Exif:
+    """Return the EXIF of an open image, but not what a PNG has behind its pixels: it would be decoded to look for it.
+
+    Damaged EXIF raises any exception, though the picture can be whole.
+    """
+    return Image.Exif() if image.format == "PNG" and "exif" not in image.info else image.getexif()
+
+
 def _orientation(image: Image.Image) -> int:
-    # A PNG without EXIF would be decoded to look for some behind the pixels.
     # A HEIF image is upright when it is decoded: its container says how, and repeats that in its EXIF or not.
-    if (image.format == "PNG" and "exif" not in image.info) or image.format == "HEIF":
+    if image.format == "HEIF":
         return 1
     try:
-        value = image.getexif().get(_ORIENTATION_TAG, 1)
+        value = exif_of(image).get(Base.Orientation, 1)
     except Exception:
         # The picture can be whole although its metadata is not.
         return 1
@@ -492,16 +499,16 @@ def _cicp(image: ImageFile.ImageFile) -> bytes | None:
     return None
 
 
-#: EXIF: the folders of the camera's tags and of interoperability; in these the colours, 1 sRGB, and "R03", Adobe RGB.
-_EXIF_IFD, _INTEROP_IFD, _COLOUR_SPACE, _INDEX = 0x8769, 0xA005, 0xA001, 1
+#: EXIF, tags of interoperability: "R03" is Adobe RGB where the camera's tags do not say 1, sRGB.
+_INDEX = 1
 
 
 def _is_adobe_rgb(image: Image.Image) -> bool:
     """Return whether EXIF says that a photo has the colours of Adobe RGB: cameras write them without a profile."""
     try:
         exif = image.getexif()
-        index = str(exif.get_ifd(_INTEROP_IFD).get(_INDEX, "")).strip("\0 ")
-        return index == "R03" and exif.get_ifd(_EXIF_IFD).get(_COLOUR_SPACE) != 1
+        index = str(exif.get_ifd(IFD.Interop).get(_INDEX, "")).strip("\0 ")
+        return index == "R03" and exif.get_ifd(IFD.Exif).get(Base.ColorSpace) != 1
     except Exception:
         return False  # the picture can be whole although its metadata is not
 

@@ -14,18 +14,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL.ExifTags import GPS, IFD
 
 from splatcli.errors import SceneError
-from splatcli.scene.decode import open_image
+from splatcli.scene.decode import exif_of, open_image
 from splatcli.scene.geodesy import enu_axes, median_place, to_enu, to_geocentric
 from splatcli.similarity import Similarity
 
 FILE = "georeference.json"
 #: The axes of a georeferenced scene.
 AXES = ("east", "north", "up")
-#: EXIF: the sub-folder of positions, and its tags.
-_GPS_IFD = 0x8825
-_LAT_REF, _LAT, _LON_REF, _LON, _ALT_REF, _ALT = range(1, 7)
 #: Metres from the deepest to the highest place that a camera is at.
 _HEIGHTS = (-12_000.0, 100_000.0)
 
@@ -54,14 +52,12 @@ def position_of(path: Path) -> tuple[float, float, float] | None:
     """
     try:
         with open_image(path) as image:
-            if image.format == "PNG" and "exif" not in image.info:
-                return None
-            tags = image.getexif().get_ifd(_GPS_IFD)
-        lat, lon = (_degrees(tags[key]) for key in (_LAT, _LON))
-        lat *= -1 if str(tags.get(_LAT_REF, "N")).upper().startswith("S") else 1
-        lon *= -1 if str(tags.get(_LON_REF, "E")).upper().startswith("W") else 1
-        height = float(tags[_ALT])
-        below = tags.get(_ALT_REF, b"\0")
+            tags = exif_of(image).get_ifd(IFD.GPSInfo)
+        lat, lon = (_degrees(tags[key]) for key in (GPS.GPSLatitude, GPS.GPSLongitude))
+        lat *= -1 if str(tags.get(GPS.GPSLatitudeRef, "N")).upper().startswith("S") else 1
+        lon *= -1 if str(tags.get(GPS.GPSLongitudeRef, "E")).upper().startswith("W") else 1
+        height = float(tags[GPS.GPSAltitude])
+        below = tags.get(GPS.GPSAltitudeRef, b"\0")
         # 1 is below the sea or the ellipsoid, 3 below the sea.
         height *= -1 if below in (b"\x01", b"\x03", 1, 3) else 1
     except Exception:

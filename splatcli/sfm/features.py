@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.ExifTags import IFD, Base
 
 from splatcli.errors import ResourceError, SplatError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.decode import Header, decode_rgb, open_image
+from splatcli.scene.decode import Header, decode_rgb, exif_of, open_image
 from splatcli.scene.masks import check_mask, read_mask
 from splatcli.scene.panorama import FACES, face_camera, face_from_rig
 from splatcli.sfm.execution import Execution
@@ -68,6 +69,10 @@ class SfmImage:
     mask_orientation: int = 1
     panorama: tuple[str, int, int] | None = None
     border: Border = (0, 0, 0, 0)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.width, self.height
 
     @classmethod
     def of(cls, name: str, folder: Path, header: Header, mask: Path | None = None) -> SfmImage:
@@ -360,11 +365,8 @@ def _extractor(max_features: int, use_gpu: bool) -> pycolmap.FeatureExtractor:
 
 #: Focal length over the longer side where nothing is known: 45 degrees, between a phone and a standard lens.
 GUESSED_FOCAL = 1.2
-#: EXIF: the sub-folder of the camera's tags; in it the focal length on 35 mm film, the true one in mm, and the pixels
-#: per unit of the sensor along x and y.
-_EXIF_IFD, _FOCAL_35MM, _FOCAL, _PER_UNIT, _UNIT = 0x8769, 0xA405, 0x920A, (0xA20E, 0xA20F), 0xA210
-#: EXIF: width and height that the camera wrote.
-_WRITTEN_SIZE = (0xA002, 0xA003)
+#: EXIF: pixels per unit of the sensor along x and y.
+_PER_UNIT = (Base.FocalPlaneXResolution, Base.FocalPlaneYResolution)
 #: The diagonal of 35 mm film, mm: by definition (CIPA DCG-001) the angle of view across the diagonal is the same.
 _FILM = math.hypot(36.0, 24.0)
 #: EXIF's units of the sensor, mm.
@@ -382,12 +384,10 @@ def focal_share(path: Path) -> float:
     """Return the focal length over the longer side of the image, from EXIF; 0 where it is not there."""
     try:
         with open_image(path) as image:
-            # A PNG without EXIF would be decoded to look for some behind the pixels.
-            if image.format == "PNG" and "exif" not in image.info:
-                return 0.0
-            exif = image.getexif().get_ifd(_EXIF_IFD)
+            exif = exif_of(image).get_ifd(IFD.Exif)
             width, height = image.size
-            share = float(exif.get(_FOCAL_35MM, 0)) / _FILM * math.hypot(width, height) / max(width, height)
+            on_film = float(exif.get(Base.FocalLengthIn35mmFilm, 0)) / _FILM
+            share = on_film * math.hypot(width, height) / max(width, height)
             share = share or _share_of_sensor(exif, width, height)
     except Exception:
         return 0.0  # the picture can be whole although its metadata is not
@@ -396,16 +396,16 @@ def focal_share(path: Path) -> float:
 
 def _share_of_sensor(exif: Mapping[int, Any], width: int, height: int) -> float:
     """Return the focal length over the longer side of the sensor, both in mm; 0 where EXIF does not give them."""
-    if not all(tag in exif for tag in (_FOCAL, _UNIT, *_PER_UNIT)):
+    if not all(tag in exif for tag in (Base.FocalLength, Base.FocalPlaneResolutionUnit, *_PER_UNIT)):
         return 0.0
-    written = [int(exif.get(tag, 0)) for tag in _WRITTEN_SIZE]
+    written = [int(exif.get(tag, 0)) for tag in (Base.ExifImageWidth, Base.ExifImageHeight)]
     along, across = (float(exif[tag]) for tag in _PER_UNIT)
     if max(width, height) < _FULL_SIZE or (all(written) and sorted(written) != sorted((width, height))):
         return 0.0
-    sensor = max(width, height) * _UNITS[int(exif[_UNIT])] / along
+    sensor = max(width, height) * _UNITS[int(exif[Base.FocalPlaneResolutionUnit])] / along
     if not (_SENSORS[0] <= sensor <= _SENSORS[1] and 0.9 <= along / across <= 1.1):
         return 0.0
-    return float(exif[_FOCAL]) / sensor
+    return float(exif[Base.FocalLength]) / sensor
 
 
 def lens_key(name: str, width: int, height: int, share: float, per: CameraPer) -> LensKey:

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 
+from PIL.ExifTags import IFD, Base
+
 from splatcli.checkpoint.atomic import TEMPORARY
 from splatcli.disk import is_there
 from splatcli.errors import SceneError, SplatError
-from splatcli.scene.decode import Header, open_image, read_header
+from splatcli.scene.decode import Header, exif_of, open_image, read_header
 from splatcli.scene.find_images import (
     SHOWN,
     SUFFIXES,
@@ -232,8 +234,6 @@ _EDITED = (
     (re.compile(r"(.+)-edited", re.IGNORECASE), r"\1"),
     (re.compile(r"(.+\.PORTRAIT-)01\.COVER", re.IGNORECASE), r"\g<1>02.ORIGINAL"),
 )
-#: EXIF: the folder of the camera's tags; in it when a photo was taken, and parts of that second.
-_EXIF_IFD, _TAKEN = 0x8769, (0x9003, 0x9291)
 
 
 def edits_note(edits: Mapping[str, str]) -> str:
@@ -278,10 +278,9 @@ def _form(name: str) -> str:
 def _taken(path: Path) -> tuple[str, str] | None:
     """Return when a photo was taken, by its EXIF, to the second and in parts of it; None where that is not there."""
     with contextlib.suppress(Exception), open_image(path) as image:  # the picture can be whole without its metadata
-        if image.format != "PNG" or "exif" in image.info:  # a PNG would be decoded to look for some behind the pixels
-            exif = image.getexif().get_ifd(_EXIF_IFD)
-            time, part = (str(exif.get(tag, "")).strip("\0 ") for tag in _TAKEN)
-            return (time, part) if time else None
+        exif = exif_of(image).get_ifd(IFD.Exif)
+        time, part = (str(exif.get(tag, "")).strip("\0 ") for tag in (Base.DateTimeOriginal, Base.SubsecTimeOriginal))
+        return (time, part) if time else None
     return None
 
 

@@ -357,9 +357,9 @@ class Job:
         headers, _ = readable(SfmInput(folder, tuple(names)), max_pixels(None))
         more = [SfmImage.of(name, folder, header) for name, header in headers.items()]
         # Frames that are added have the border that all of their size have.
-        common = {(image.width, image.height): image.border for image in images}
-        common |= {(image.width, image.height): image.border for image in images if not any(image.border)}
-        more = [replace(image, border=common.get((image.width, image.height), image.border)) for image in more]
+        common = {image.size: image.border for image in images}
+        common |= {image.size: image.border for image in images if not any(image.border)}
+        more = [replace(image, border=common.get(image.size, image.border)) for image in more]
         database = folder / "database.db"
         shutil.copyfile(first.database, database)
         shutil.copytree(first.database.with_name(COLOURS), database.with_name(COLOURS))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -65,7 +65,7 @@ class StaticParts:
 
     def facts(self, images: Sequence[SfmImage]) -> dict[str, list[dict[str, Any]]]:
         """Return the facts of the report. images: those that the parts are of."""
-        count = Counter((image.width, image.height) for image in images)
+        count = Counter(image.size for image in images)
 
         def boxes(places: Places) -> list[dict[str, Any]]:
             return [
@@ -108,7 +108,7 @@ def write_static_masks(
     progress = execution.start("masks")
 
     def write(image: SfmImage) -> None:
-        size = image.width, image.height
+        size = image.size
         shown = np.ones((1, 1), np.bool_)
         if size in regions:
             shown = _without_spots(~_still(_reduced(image), *regions[size]))
@@ -140,7 +140,7 @@ def _region(
     images: Sequence[SfmImage], size: Size, places: NDArray[np.float32], pool: Executor
 ) -> tuple[NDArray[np.float32], Bools] | None:
     """Return the colours [h, w, 3] of what stands still, and where that is, [h, w]; None where nothing does."""
-    alike = [image for image in images if (image.width, image.height) == size]
+    alike = [image for image in images if image.size == size]
     pixels = np.stack([*pool.map(_reduced, _compared(alike))])
     most, colours = np.zeros(pixels.shape[1:3], np.int64), np.zeros(pixels.shape[1:], np.float32)
     for one in pixels:
@@ -239,8 +239,7 @@ def find_overlays(images: Sequence[SfmImage], places: Places, num_threads: int =
     """
     found = {}
     with ThreadPoolExecutor(num_threads) as pool:
-        for size in {(image.width, image.height): None for image in images if image.panorama is None}:
-            alike = [image for image in images if (image.width, image.height) == size and image.panorama is None]
+        for size, alike in _by_size(image for image in images if image.panorama is None).items():
             overlay = _overlay(alike, places.get(size), pool) if len(alike) >= _MIN_OVERLAID else None
             if overlay is not None:
                 found[size] = overlay
@@ -272,7 +271,7 @@ def _overlay(images: Sequence[SfmImage], places: NDArray[np.float32] | None, poo
 
     places: of the features that do not move.
     """
-    size = images[0].width, images[0].height
+    size = images[0].size
     pixels = np.stack([*pool.map(partial(_at_most, _OVERLAY_SIDE), _compared(images))])
     height, width = pixels.shape[1:3]
     parts = list(pool.map(partial(_agreed, pixels), range(0, height, _ROWS_AT_ONCE)))
@@ -448,8 +447,7 @@ def find_borders(images: Sequence[SfmImage], num_threads: int = 1) -> dict[str, 
     """
     found: dict[str, Border] = {}
     with ThreadPoolExecutor(num_threads) as pool:
-        for size in {(image.width, image.height): None for image in images}:
-            alike = [image for image in images if (image.width, image.height) == size]
+        for size, alike in _by_size(images).items():
             if len(alike) < _MIN_BORDERED:
                 continue
             few = _pixels([alike[0], alike[len(alike) // 2], alike[-1]])
@@ -467,7 +465,7 @@ def find_borders(images: Sequence[SfmImage], num_threads: int = 1) -> dict[str, 
 
 def border_facts(images: Sequence[SfmImage]) -> list[dict[str, Any]]:
     """Return the borders of images of each size, in pixels, and how many images have them."""
-    found = Counter((image.width, image.height, image.border) for image in images)
+    found = Counter((*image.size, image.border) for image in images)
     return [
         {"width": width, "height": height, "images": count, "pixels": list(border)}
         for (width, height, border), count in sorted(found.items())
@@ -506,6 +504,13 @@ def _own_border(image: SfmImage) -> Border:
 
 #: Images of a size that are compared, at most.
 _MAX_COMPARED = 24
+
+
+def _by_size(images: Iterable[SfmImage]) -> dict[Size, list[SfmImage]]:
+    found: dict[Size, list[SfmImage]] = {}
+    for image in images:
+        found.setdefault(image.size, []).append(image)
+    return found
 
 
 def _compared(images: Sequence[SfmImage]) -> list[SfmImage]:

@@ -151,7 +151,7 @@ def boxes_of(places: NDArray[np.float32], size: Size) -> list[list[int]]:
 def _groups(store: pycolmap.Database, stored: Sequence[Stored], max_image_size: int) -> dict[Size, _Group]:
     groups: dict[Size, _Group] = {}
     for item in stored:
-        size = item.image.width, item.image.height
+        size = item.image.size
         if item.image.panorama is None:
             scale = max(1.0, max(size) / max_image_size)
             groups.setdefault(size, _Group(store, [], scale)).image_ids.append(item.image_id)

@@ -268,7 +268,7 @@ def hold_lenses(database: Path, stored: list[Stored], cameras: Mapping[str, Mapp
     with pycolmap.Database.open(database) as store, pycolmap.DatabaseTransaction(store):
         for item in stored:
             known = cameras[item.image.name]
-            if (item.image.width, item.image.height) != (known["width"], known["height"]):
+            if item.image.size != (known["width"], known["height"]):
                 raise SceneError(
                     f"{item.image.name} has {item.image.width}x{item.image.height} pixels, its camera "
                     f"{known['width']}x{known['height']}",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.ExifTags import IFD
 
 from splatcli.errors import OutputError
 from splatcli.output_files import write_bytes
@@ -21,8 +22,6 @@ _FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     **dict.fromkeys((".tif", ".tiff"), ("TIFF", {"compression": "tiff_deflate"})),
     ".webp": ("WEBP", {"lossless": True}),
 }
-#: EXIF: the sub-folder of the camera's tags, such as the focal length.
-_EXIF_IFD = 0x8769
 
 
 def write_upright(image: Path, orientation: int, place: Path) -> None:
@@ -48,7 +47,7 @@ def _shot(image: Path) -> Image.Exif:
     exif = Image.Exif()
     try:
         with open_image(image) as file:
-            exif[_EXIF_IFD] = dict(file.getexif().get_ifd(_EXIF_IFD))
+            exif[IFD.Exif] = dict(file.getexif().get_ifd(IFD.Exif))
             exif.tobytes()
     except Exception:
         return Image.Exif()  # the picture can be whole although its metadata is not
