@@ -174,8 +174,8 @@ class Scene(EngineScene):
         and cameras is used. The scene is read anew, with the settings that it was read with.
         Raises SceneError where images and cameras give too few points, OutputError for the folder.
         """
+        from splatcli.sfm.points_request import LEAST_POINTS, points_request
         from splatcli.sfm.run import gpu_wanted, run_sfm
-        from splatcli.sfm.triangulate import LEAST_POINTS, points_request
 
         inputs, options, _ = points_request(self, self.data)
         place = None if output is None else _path(output, "output")

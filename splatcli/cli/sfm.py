@@ -271,9 +271,9 @@ def find_cameras(
 
     seconds: after which TooSlowError is raised where the rest takes longer; None: no limit.
     """
+    from splatcli.sfm.points_request import Deadline
     from splatcli.sfm.report import doubts, lines, notes
     from splatcli.sfm.run import gpu_wanted, run_sfm
-    from splatcli.sfm.triangulate import Deadline
 
     gpu = gpu_wanted(device)
     with _PhaseProgress(out) as progress:
@@ -354,8 +354,8 @@ def scene_with_points(
     """
     from splatcli.errors import ResourceError, SceneError
     from splatcli.sfm.options import SfmOptions
+    from splatcli.sfm.points_request import LEAST_POINTS, TooSlowError, points_request, with_fewer_features
     from splatcli.sfm.run import made_before
-    from splatcli.sfm.triangulate import LEAST_POINTS, TooSlowError, points_request, with_fewer_features
 
     _check_new(run, overwrite=overwrite)
     given_as = shlex.quote(data.scene)

@@ -124,7 +124,7 @@ def extract(
     Returns what was stored, and the reasons of images that could not be decoded.
     """
     progress = execution.start(phase)
-    known = _known(database, len(images))
+    known = _known(database, images)
     stored: list[Stored] = []
     bad: dict[str, SplatError] = {}
     cameras: dict[LensKey, int] = {}
@@ -137,30 +137,23 @@ def extract(
             with pycolmap.DatabaseTransaction(store):
                 for index, image in enumerate(images[start : start + together], start):
                     if index in known:
-                        image_id, colours, sample = known[index]
-                        stored.append(Stored(image, str(index), image_id, sample, colours))
+                        stored.append(known[index])
                         if image.panorama is None:
-                            share = focal_share(image.path)
-                            key = lens_key(image.name, image.width, image.height, share, options.sharing)
-                            cameras.setdefault(key, int(store.read_image(image_id).camera_id))
-                        progress(index + 1, len(images))
-                        continue
-                    features = next(found)
-                    if features.problem is not None:
+                            key = lens_key(image.name, *image.size, focal_share(image.path), options.sharing)
+                            cameras.setdefault(key, int(store.read_image(known[index].image_id).camera_id))
+                    elif (features := next(found)).problem is not None:
                         bad[image.name] = features.problem
-                        progress(index + 1, len(images))
-                        continue
-                    save_colours(database, str(index), features.colours)
-                    if image.panorama is not None:
-                        image_id = rigs.add(store, str(index), image.panorama, features)
                     else:
-                        key = lens_key(image.name, image.width, image.height, features.share, options.sharing)
-                        if key not in cameras:
-                            cameras[key] = _add_camera(store, options.matched_model, key)
-                        image_id = _add_image(store, str(index), cameras[key], features)
-                    stored.append(
-                        Stored(image, str(index), image_id, sample_of(features.descriptors), features.colours)
-                    )
+                        save_colours(database, str(index), features.colours)
+                        if image.panorama is not None:
+                            image_id = rigs.add(store, str(index), image.panorama, features)
+                        else:
+                            key = lens_key(image.name, *image.size, features.share, options.sharing)
+                            if key not in cameras:
+                                cameras[key] = _add_camera(store, options.matched_model, key)
+                            image_id = _add_image(store, str(index), cameras[key], features)
+                        sample = sample_of(features.descriptors)
+                        stored.append(Stored(image, str(index), image_id, sample, features.colours))
                     progress(index + 1, len(images))
                 rigs.finish(store)
     return stored, bad
@@ -171,12 +164,12 @@ def sample_of(descriptors: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return descriptors[:: max(1, len(descriptors) // _SAMPLE)].copy()
 
 
-def _known(database: Path, count: int) -> dict[int, tuple[int, NDArray[np.uint8], NDArray[np.uint8]]]:
-    """Return id, colours and sampled descriptors of images that are in the database, by their place.
+def _known(database: Path, images: list[SfmImage]) -> dict[int, Stored]:
+    """Return those of ``images`` that are in the database, by their place.
 
     A database that is not whole is removed.
     """
-    found = {}
+    found: dict[int, Stored] = {}
     folder = database.with_name(COLOURS)
     try:
         with pycolmap.Database.open(database) as store:
@@ -184,9 +177,14 @@ def _known(database: Path, count: int) -> dict[int, tuple[int, NDArray[np.uint8]
                 image_id, index = int(image.image_id), int(image.name)
                 colours = np.load(folder / f"{index}.npy")
                 data = store.read_descriptors(image_id).data
-                if index >= count or len(colours) != len(data) or len(data) != store.num_keypoints_for_image(image_id):
+                if (
+                    index >= len(images)
+                    or len(colours) != len(data)
+                    or len(data) != store.num_keypoints_for_image(image_id)
+                ):
                     raise ValueError(f"the features of image {index} are not whole")
-                found[index] = image_id, colours, sample_of(np.asarray(data, dtype=np.uint8).reshape(-1, 128))
+                sample = sample_of(np.asarray(data, dtype=np.uint8).reshape(-1, 128))
+                found[index] = Stored(images[index], image.name, image_id, sample, colours)
     except (OSError, ValueError, RuntimeError, EOFError):
         for path in database.parent.glob(f"{database.name}*"):
             path.unlink()

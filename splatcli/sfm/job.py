@@ -274,9 +274,9 @@ class Job:
         """Map anew with fisheyes where many images are not registered; return what is used, the larger model."""
         registered = mapped.registered
         # Without a verified pair, no lens brings an image in.
-        lacking = len(joined(verified_pairs(mapped.database), registered) - registered)
+        unregistered = len(joined(verified_pairs(mapped.database), registered) - registered)
         few = _FEW_LACKING * len(mapped.stored)
-        if not self._may_be_fisheye(mapped.database) or lacking <= few:
+        if not self._may_be_fisheye(mapped.database) or unregistered <= few:
             return mapped
         found = self._map_fisheyes(mapped, None)
         return found if len(found.registered) > len(registered) + few else mapped
@@ -400,13 +400,13 @@ class Job:
         """
         models, stored, pairs = mapped.models, mapped.stored, mapped.pairs
         registered = mapped.registered
-        lacking = {index for index, item in enumerate(stored) if item.image_id not in registered}
-        if not lacking:
+        unregistered = {index for index, item in enumerate(stored) if item.image_id not in registered}
+        if not unregistered:
             return mapped
         work = self.folder / "work"
         database = work / "retry.db"
         shutil.copyfile(mapped.database, database)
-        tried = self._pairs_to_retry(mapped, database, lacking)
+        tried = self._pairs_to_retry(mapped, database, unregistered)
         # What images of one smaller model have in common joins them with the largest only if another pair does.
         place = {image_id: model for model, each in enumerate(models) for image_id in each.reg_image_ids()}
         inside = {pair for pair in tried if len({place.get(stored[index].image_id, -1 - index) for index in pair}) == 1}
@@ -417,26 +417,31 @@ class Job:
         held = again([pair for pair in tried if pair not in inside])
         if held:
             held = sorted([*held, *again([pair for pair in tried if pair in inside])])
-            # A registered image of such a pair needs more points for the lacking one: those it shares with others.
-            beside = {index for pair in held for index in pair} - lacking
-            again([(i, j) for i, j in pairs if (i in beside or j in beside) and not {i, j} & lacking])
+            # A registered image of such a pair needs more points for the unregistered one: those it shares with others.
+            beside = {index for pair in held for index in pair} - unregistered
+            again([(i, j) for i, j in pairs if (i in beside or j in beside) and not {i, j} & unregistered])
         new_models = self._map("mapping again", database, work / "models-again", len(stored)) if held else []
         found = replace(mapped, database=database, models=new_models)
         before, after = len(registered), len(found.registered)
-        facts: dict[str, Any] = {"images": len(lacking), "verified_pairs": len(held), "before": before, "after": after}
+        facts: dict[str, Any] = {
+            "images": len(unregistered),
+            "verified_pairs": len(held),
+            "before": before,
+            "after": after,
+        }
         # Where a scene repeats, looser matching joins what only looks alike, and most pairs contradict the cameras.
         if after > before and (contradicted := contradicted_share(database, new_models[0])) > CONTRADICTED:
             return replace(mapped, retried={**facts, "contradicted_matches": round(contradicted, 4)})
         return replace(found if after > before else mapped, retried=facts)
 
-    def _pairs_to_retry(self, mapped: Mapped, database: Path, lacking: set[int]) -> list[Pair]:
-        """Return the pairs of images ``lacking`` whose descriptors match, ascending.
+    def _pairs_to_retry(self, mapped: Mapped, database: Path, unregistered: set[int]) -> list[Pair]:
+        """Return the pairs of images ``unregistered`` whose descriptors match, ascending.
 
         Those that were never matched are matched in ``database`` as at first: the most similar ones, and no more than
         were matched at first.
         """
         stored = mapped.stored
-        pairs = pairs_to_retry(mapped.pairs, lacking, sources(stored))
+        pairs = pairs_to_retry(mapped.pairs, unregistered, sources(stored))
         matched = set(mapped.pairs)
         others = [pair for pair in pairs if pair not in matched]
         others = most_alike(others, [item.sample for item in stored], len(matched), self.execution.random_seed)

@@ -247,16 +247,16 @@ def choose_pairs(how: Matching, descriptors: list[NDArray[np.uint8]], seed: int)
     return sorted(pairs)
 
 
-def pairs_to_retry(pairs: Sequence[Pair], lacking: set[int], source: Sequence[str | None]) -> list[Pair]:
-    """Return the pairs of the images ``lacking`` with all others, ascending; of ``pairs`` where they are too many.
+def pairs_to_retry(pairs: Sequence[Pair], unregistered: set[int], source: Sequence[str | None]) -> list[Pair]:
+    """Return the pairs of the images ``unregistered`` with all others, ascending; of ``pairs`` where they are too many.
 
     source: for each image the panorama that it is a face of, or None; faces of one panorama are no pair.
     """
     count = len(source)
-    if len(lacking) * count <= MOST_RETRIED:
-        pairs = sorted({(min(i, j), max(i, j)) for i in lacking for j in range(count) if i != j})
+    if len(unregistered) * count <= MOST_RETRIED:
+        pairs = sorted({(min(i, j), max(i, j)) for i in unregistered for j in range(count) if i != j})
         return [(i, j) for i, j in pairs if source[i] is None or source[i] != source[j]]
-    return [(i, j) for i, j in pairs if i in lacking or j in lacking]
+    return [(i, j) for i, j in pairs if i in unregistered or j in unregistered]
 
 
 def most_alike(pairs: Sequence[Pair], descriptors: list[NDArray[np.uint8]], count: int, seed: int) -> list[Pair]:

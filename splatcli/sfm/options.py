@@ -39,8 +39,8 @@ PANORAMAS = "panoramas"
 COLOURS = "colours"
 #: The file beside the database with the places where features do not move.
 STATIONARY = "stationary.json"
-#: The file in a folder that is being worked in which is locked meanwhile.
-LOCK = "lock"
+#: In a folder that is being worked in: the file that is locked meanwhile, and what its features were made from.
+LOCK, KEY = "lock", "key.json"
 #: A model of fewer images is no scene.
 MIN_IMAGES = 3
 #: The remedy for a lack of memory.

@@ -20,6 +20,7 @@ from splatcli.sfm.features import SfmImage
 from splatcli.sfm.images import SfmInput, needs_upright_copy, readable
 from splatcli.sfm.options import (
     COLOURS,
+    KEY,
     LOCK,
     MIN_IMAGES,
     MOST_FRAMES,
@@ -327,30 +328,17 @@ class _Preparation:
 
 def _remove_unfinished(folder: Path, *, keep_images: bool) -> None:
     """Remove what an earlier call left and this one makes anew: not features and matches, nor images if kept."""
-    kept = {
-        folder / "key.json",
-        folder / "log",
-        folder / LOCK,
-        folder / "work",
-        *([folder / "images"] if keep_images else []),
-    }
-    stored = (
-        "database.db",
-        "database.db-journal",
-        "database.db-wal",
-        "database.db-shm",
-        COLOURS,
-        "frames.json",
-        PANORAMAS,
-        STATIONARY,
-    )
-    for path in [*folder.iterdir(), *(folder / "work").iterdir()]:
-        if path in kept or (path.parent.name == "work" and path.name in stored):
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    kept = {KEY, LOCK, "log", "work", *(["images"] if keep_images else [])}
+    stored = {COLOURS, STATIONARY, PANORAMAS, "frames.json"}
+    stored |= {f"database.db{end}" for end in ("", "-journal", "-wal", "-shm")}
+    for place, names in ((folder, kept), (folder / "work", stored)):
+        for path in place.iterdir():
+            if path.name in names:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def _link(image: Path, place: Path) -> None:

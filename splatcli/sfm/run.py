@@ -39,7 +39,7 @@ from splatcli.scene.sfm_report import REPORT, read_report
 from splatcli.sfm.execution import Execution
 from splatcli.sfm.flight_log import flight_log_beside
 from splatcli.sfm.images import SfmInput
-from splatcli.sfm.options import COLOURS, LOCK, SfmOptions
+from splatcli.sfm.options import COLOURS, KEY, LOCK, SfmOptions
 from splatcli.sfm.worker import run_worker
 
 _log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def run_sfm(
             return SfmResult(folder, known, True)
         _check_place(folder, inputs, key, overwrite=overwrite)
         shutil.rmtree(made / "work")
-        for name in (_KEY, LOCK):
+        for name in (KEY, LOCK):
             (made / name).unlink(missing_ok=True)
         (made / REPORT).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         sync(made / REPORT)
@@ -299,10 +299,6 @@ def _check_place(folder: Path, inputs: SfmInput, key: dict[str, Any], *, overwri
         )
 
 
-#: In a folder that is being worked in: what its features were made from. Its LOCK holds the name of the machine.
-_KEY = "key.json"
-
-
 @contextlib.contextmanager
 def _temporary(folder: Path, key: dict[str, Any], *, keep_failed: bool, named: Path) -> Iterator[Path]:
     """Have a folder to work in, beside ``folder``; what an earlier call with this key left may be in it.
@@ -322,7 +318,7 @@ def _temporary(folder: Path, key: dict[str, Any], *, keep_failed: bool, named: P
             else:
                 left.rename(made)
                 _log.info("features and matches of the last try are used again")
-            (made / _KEY).write_text(json.dumps(key), encoding="utf-8")
+            (made / KEY).write_text(json.dumps(key), encoding="utf-8")
         except OSError as error:
             raise _not_written(error, named) from None
         try:
@@ -382,7 +378,7 @@ def _left_over(folder: Path, key: dict[str, Any], stack: contextlib.ExitStack) -
             if not _lock(path, own, int(match[1])):
                 continue
             try:
-                same = json.loads((path / _KEY).read_text(encoding="utf-8")) == key
+                same = json.loads((path / KEY).read_text(encoding="utf-8")) == key
             except (OSError, ValueError):
                 same = False
             if same and found is None and _has_features(path):
@@ -396,6 +392,7 @@ def _left_over(folder: Path, key: dict[str, Any], stack: contextlib.ExitStack) -
 def _lock(made: Path, stack: contextlib.ExitStack, owner: int | None = None) -> bool:
     """Lock a folder to work in until ``stack`` is closed; return whether no other call works in it.
 
+    The file LOCK holds the name of the machine.
     owner: the process that made the folder; None is this one. It counts where the file system has no locks and where
     the folder has no lock file; of another machine nobody knows whether it has ended, and it counts as working.
     """

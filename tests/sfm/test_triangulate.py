@@ -21,8 +21,9 @@ from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene, known_depths
 from splatcli.scene.source import FixedLens, View
 from splatcli.sfm.options import SfmOptions
+from splatcli.sfm.points_request import Deadline, TooSlowError, points_request, with_fewer_features
 from splatcli.sfm.run import SfmResult
-from splatcli.sfm.triangulate import Deadline, TooSlowError, pairs_by_pose, points_request, with_fewer_features
+from splatcli.sfm.triangulate import pairs_by_pose
 from tests.sfm import corner
 from tests.sfm.conftest import NUM_IMAGES, TURNED, name_of
 
@@ -192,12 +193,12 @@ def test_a_run_by_the_clock_waits_a_part_of_its_time_for_points(
         monkeypatch.setattr(f"splatcli.cli.{module}.process_age", lambda: 0.0)
     words = ["train", str(posed), "--device", "cpu", "--cap-max", "2000", "--stop-at", "1", "--max-time", "2h"]
     with monkeypatch.context() as patch:
-        patch.setattr("splatcli.sfm.triangulate.time", SlowClock())
+        patch.setattr("splatcli.sfm.points_request.time", SlowClock())
         assert run([*words, "-o", "slow/run"]) == 0
     said = capfd.readouterr().err
     assert "training begins with random points, because no others can be triangulated: that takes more than" in said
     with monkeypatch.context() as patch:
-        patch.setattr("splatcli.sfm.triangulate._START_SECONDS", 7200.0)
+        patch.setattr("splatcli.sfm.points_request._START_SECONDS", 7200.0)
         assert run([*words, "-o", "slow/again"]) == 0
     said = capfd.readouterr().err
     assert f"the time is too short for others; splat sfm {posed} --cameras {posed} triangulates better ones" in said
@@ -209,7 +210,7 @@ def test_a_run_by_the_clock_waits_a_part_of_its_time_for_points(
     config = json.loads((tmp_path / "out/run/config.json").read_text())
     assert (config["data"]["points"], config["model"]["init"]) == (str(points), "sfm")
     made = points.stat().st_mtime_ns
-    monkeypatch.setattr("splatcli.sfm.triangulate._START_SECONDS", 7200.0)
+    monkeypatch.setattr("splatcli.sfm.points_request._START_SECONDS", 7200.0)
     assert run([*words, "-o", "out/again"]) == 0
     assert "points found before are used" in capfd.readouterr().err, "whatever time there is"
     assert points.stat().st_mtime_ns == made
@@ -218,7 +219,7 @@ def test_a_run_by_the_clock_waits_a_part_of_its_time_for_points(
 def test_features_that_are_bound_to_take_too_long_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """And smaller images are tried, at the speed that is known then."""
     heard: list[tuple[str, int, int]] = []
-    monkeypatch.setattr("splatcli.sfm.triangulate.time", SlowClock())
+    monkeypatch.setattr("splatcli.sfm.points_request.time", SlowClock())
 
     def of(images: int) -> TooSlowError | None:
         deadline = Deadline(100 * 3600.0, lambda *words: heard.append(words))
@@ -338,7 +339,7 @@ def test_features_follow_the_size_of_the_training_images(
 ) -> None:
     """Points of a coarser run are found in less time; those of a finer one, or of splat sfm, serve it, too."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("splatcli.sfm.triangulate._LEAST_SIDE", 60)
+    monkeypatch.setattr("splatcli.sfm.points_request._LEAST_SIDE", 60)
     monkeypatch.setattr("splatcli.cli.sfm._PLAIN_EVERY", 0.0)
     words = ["train", str(posed), "--device", "cpu", "--cap-max", "2000", "--iterations", "1"]
     reports = Path("out").glob
@@ -473,7 +474,7 @@ def test_points_without_tracks_give_no_depths(
     said = capfd.readouterr().err
     assert "has points, but not which images see them: no depth is known of any training view" in said
     assert "a PLY has no tracks, and splat sfm SCENE --cameras SCENE triangulates points that have" in said
-    monkeypatch.setattr("splatcli.sfm.triangulate._START_SECONDS", 7200.0)  # too long for points
+    monkeypatch.setattr("splatcli.sfm.points_request._START_SECONDS", 7200.0)  # too long for points
     assert run([*words, "--max-time", "1m"]) == 3
     assert "has no points: no depth is known of any training view" in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
