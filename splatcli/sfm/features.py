@@ -30,7 +30,6 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.decode import Header, decode_rgb, exif_of, open_image
 from splatcli.scene.masks import check_mask, read_mask
 from splatcli.scene.panorama import FACES, face_camera, face_from_rig
-from splatcli.sfm.execution import Execution
 from splatcli.sfm.execution import Execution, Phase
 from splatcli.sfm.images import orientation_of
 from splatcli.sfm.options import COLOURS, SMALLER, CameraPer, SfmOptions

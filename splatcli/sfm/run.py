@@ -52,7 +52,7 @@ _VERSION = 2
 #: upright, no image registered by matches alone. 3: all photos that EXIF turns upright.
 _REVISION = 3
 #: Changes when features or matches of the same images are others: those that an earlier version left are not used then.
-_FEATURES = 4
+_FEATURES = 5
 _OVERWRITE = "--overwrite replaces it; or choose another place with -o"
 
 
