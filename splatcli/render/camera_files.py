@@ -233,7 +233,10 @@ _CAMERA_TYPES: dict[str, CameraModel] = {"perspective": "pinhole", "fisheye": "f
 def _camera_path(entry: dict[str, Any], shared: dict[str, Any], index: int) -> Camera:
     kind = shared.get("camera_type", "perspective")
     if not isinstance(kind, str) or kind not in _CAMERA_TYPES:
-        raise ValueError(f"camera_type is {kind!r}, only {' and '.join(map(repr, _CAMERA_TYPES))} can be rendered")
+        what = f"camera_type is {kind!r}, only {' and '.join(map(repr, _CAMERA_TYPES))} can be rendered"
+        if kind == "equirectangular":
+            what += "; for panoramas make it 'perspective', and add --projection equirectangular --size 4096x2048"
+        raise ValueError(what)
     width, height = _side(shared, "render_width"), _side(shared, "render_height")
     focal = _focal_from_angle(height, math.radians(_number(entry, "fov")))
     return Camera(

@@ -260,7 +260,8 @@ def _ours(**changes: object) -> str:
         (_ours().replace("41.5", "NaN"), "not a finite number"),
         (_ours(model="panorama"), "no camera model 'panorama'"),
         (_ours(model=["ortho"]), "no camera model"),
-        ('{"camera_path": [{"fov": 50}], "camera_type": "equirectangular"}', "only 'perspective' and 'fisheye'"),
+        ('{"camera_path": [{"fov": 50}], "camera_type": "equirectangular"}', "add --projection equirectangular"),
+        ('{"camera_path": [{"fov": 50}], "camera_type": "omnidirectional"}', "only 'perspective' and 'fisheye'"),
         ('{"camera_path": [{"fov": 50}], "camera_type": {}}', "only 'perspective' and 'fisheye'"),
         (
             '{"w": 4, "h": 3, "fl_x": 5, "camera_model": "EQUIRECTANGULAR", '
