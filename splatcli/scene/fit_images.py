@@ -315,11 +315,12 @@ def keep_decodable(store: ImageStore, data: DataConfig, notes: list[str], proble
     damaged = store.damaged()
     if not damaged:
         return store
+    errors = list(dict.fromkeys(damaged.values()))  # faces of one panorama share theirs
     if not data.skip_bad_images or len(damaged) == len(store):
-        for error in damaged.values():
+        for error in errors:
             problems.add(error)
         problems.raise_any()
-    notes.append(_bad_note(list(damaged.values())))
+    notes.append(_bad_note(errors))
     kept = [item for i, item in enumerate(store.sources) if i not in damaged]
     return store.of(kept)
 
@@ -333,7 +334,7 @@ def _bad_note(bad: list[SceneError]) -> str:
 
 def _identical_note(sources: Sequence[ImageSource]) -> str | None:
     """Return a warning of images that are byte for byte the same; None when there are none."""
-    names = {source.path: source.camera.name for source in sources}
+    names = {source.path: source.view for source in sources}
     groups = identical_files(names)
     if not groups:
         return None

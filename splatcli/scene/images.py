@@ -24,7 +24,7 @@ from splatcli.scene.decode import DECODE_BYTES, Rgb, composite, decode, read_hea
 from splatcli.scene.depth_maps import DepthFile, read_depth_map, reduce_depths, resample_depths
 from splatcli.scene.masks import read_mask, read_mask_as_alpha, reduce_mask, resample_mask
 from splatcli.scene.panorama import PanoramaFace
-from splatcli.scene.undistort import blank, lens_key, resample, sampling_grid
+from splatcli.scene.undistort import blank, lens_key, panorama_part, resample, sampling_grid
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -285,7 +285,13 @@ class ImageStore:
         return depths
 
     def damaged(self) -> dict[int, SceneError]:
-        """Decode every image and mask in full, keeping none; return the errors of those that cannot be, by index."""
+        """Decode every image and mask in full, keeping none; return the errors of those that cannot be, by index.
+
+        A panorama is decoded once, and its error is that of all its faces.
+        """
+        first: dict[str, int] = {}
+        for i, source in enumerate(self.sources):
+            first.setdefault(source.view, i)
 
         def problem(i: int) -> SceneError | None:
             try:
@@ -295,9 +301,10 @@ class ImageStore:
             return None
 
         with ThreadPoolExecutor(self._parallel()) as workers:
-            decoded = track(workers.map(problem, range(len(self))), "decoding images", len(self))
-            found = zip(range(len(self)), decoded, strict=True)
-            return {i: error for i, error in found if error is not None}
+            decoded = track(workers.map(problem, first.values()), "decoding images", len(first))
+            errors = dict(zip(first, decoded, strict=True))
+        found = ((i, errors[source.view]) for i, source in enumerate(self.sources))
+        return {i: error for i, error in found if error is not None}
 
     def _parallel(self) -> int:
         """Return the number of images that are decoded at a time: as many as memory allows for the largest."""
@@ -330,10 +337,14 @@ class ImageStore:
             masked = reduce_mask(masked, source.reduced)
         if source.lens is not None:
             grid = self._grid(source.lens, source.camera)
-            closed = isinstance(source.lens, PanoramaFace)
-            rgb = resample(rgb, grid, closed=closed)
+            if isinstance(source.lens, PanoramaFace):
+                part, grid = panorama_part(grid, *source.reduced)
+                rgb = rgb[part]
+                masked = None if masked is None else masked[part]
+                alpha = None if alpha is None else alpha[part]
+            rgb = resample(rgb, grid)
             masked = None if masked is None else resample_mask(masked, grid)
-            alpha = None if alpha is None else resample(alpha[..., None], grid, closed=closed)[..., 0]
+            alpha = None if alpha is None else resample(alpha[..., None], grid)[..., 0]
             if (unseen := blank(grid)) is not None:
                 masked = unseen if masked is None else masked | unseen
         rgb = np.ascontiguousarray(rgb)

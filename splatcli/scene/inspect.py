@@ -127,29 +127,36 @@ def _cameras(scene: Scene) -> Iterator[Finding]:
 
 def _images(scene: Scene) -> Iterator[Finding]:
     sources = scene.images.sources
-    stored = Counter(source.stored for source in sources)
+    photos = _photos(scene)
+    stored = Counter(source.stored for source in photos)
     trained = Counter((source.camera.width, source.camera.height) for source in sources)
     folders = {_top(source) for source in sources}
     where = f"{folders.pop()}: " if len(folders) == 1 else ""
-    yield Finding("found", "photos", f"{where}{len(sources)}, stored as {_sizes(stored)}, trained at {_sizes(trained)}")
-    gone = [camera.name for i, camera in enumerate(scene.cameras) if not scene.images.has(i)]
+    yield Finding("found", "photos", f"{where}{len(photos)}, stored as {_sizes(stored)}, trained at {_sizes(trained)}")
+    gone = [source.view for source in photos if not source.path.is_file()]
     if gone:
         yield Finding("warning", "photos", f"{len(gone)} have gone: {listed(gone, _MAX_LISTED)}", "put them back")
 
 
+def _photos(scene: Scene) -> list[ImageSource]:
+    """Return one source of each photo: a panorama has several, its faces."""
+    return list({source.view: source for source in scene.images.sources}.values())
+
+
 def _beside(scene: Scene) -> Iterator[Finding]:
     """Yield the findings on masks and depth maps."""
-    count = sum(source.mask is not None for source in scene.images.sources)
+    photos = _photos(scene)
+    count = sum(source.mask is not None for source in photos)
     if count:
-        yield Finding("found", "masks", f"{count} of {len(scene.cameras)} images have one")
+        yield Finding("found", "masks", f"{count} of {len(photos)} images have one")
     elif scene.images.alpha_is_mask:
         yield Finding("found", "masks", "the transparency of the images")
     else:
         looked = "mask_path in the file" if scene.kind == "nerfstudio" else "a.png or a.jpg.png for a.jpg"
         yield Finding("none", "masks", f"looked for masks/ beside the photos ({looked})")
-    depths = sum(source.depth is not None for source in scene.images.sources)
+    depths = sum(source.depth is not None for source in photos)
     if depths:
-        yield Finding("found", "depth maps", f"{depths} of {len(scene.cameras)} images have one")
+        yield Finding("found", "depth maps", f"{depths} of {len(photos)} images have one")
     elif not any("depth maps" in note for note in scene.notes):
         yield Finding("none", "depth maps", "none named; --depths DIR takes a folder of them")
 
@@ -283,7 +290,7 @@ def shown_shares(xyz: NDArray[np.float32], cameras: list[Camera]) -> NDArray[np.
 
 def _top(source: ImageSource) -> str:
     """Return the folder that image names are relative to."""
-    folders = PurePosixPath(source.camera.name).parent.parts
+    folders = PurePosixPath(source.view).parent.parts
     inside = source.path.parent.parts[-len(folders) :] == folders if folders else False
     return source.path.parents[len(folders) if inside else 0].name + "/"
 

@@ -78,5 +78,11 @@ class PanoramaFace:
         return np.array([self.width, self.height, self.face], dtype=np.float64)
 
     def img_from_cam(self, rays: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return [N, 2], pixels of the panorama that show ``rays`` [N, 3] of the face."""
-        return places_of(rays @ face_from_rig(self.face), self.width, self.height)
+        """Return [N, 2], pixels of the panorama that show ``rays`` [N, 3] of the face.
+
+        Their columns are not cut at the panorama's edges, so that they are side by side.
+        """
+        turns = (self.face + FACES // 3) % FACES - FACES // 3  # from the panorama's middle: -2 to 3
+        places = places_of(rays, self.width, self.height)
+        places[:, 0] += turns * self.width / FACES
+        return places

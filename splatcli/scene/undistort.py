@@ -264,24 +264,33 @@ def blank(grid: Tensor) -> NDArray[np.bool_] | None:
     return found if found.any() else None
 
 
-def resample(image: NDArray[np.uint8], grid: Tensor, *, closed: bool = False) -> NDArray[np.uint8]:
-    """Return an image [h, w, 3] sampled at a grid [1, H, W, 2] with a bicubic kernel, edges repeated: [H, W, 3].
-
-    closed: the right edge goes on at the left one, as that of a panorama.
-    """
+def resample(image: NDArray[np.uint8], grid: Tensor) -> NDArray[np.uint8]:
+    """Return an image [h, w, 3] sampled at a grid [1, H, W, 2] with a bicubic kernel, edges repeated: [H, W, 3]."""
     import torch
 
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float()
     with torch.inference_mode():
-        if closed:
-            width = pixels.shape[-1]
-            pixels = torch.nn.functional.pad(pixels, (_KERNEL, _KERNEL, 0, 0), mode="circular")
-            grid = grid * torch.tensor([width / (width + 2 * _KERNEL), 1.0])
         found = torch.nn.functional.grid_sample(
             pixels, grid, mode="bicubic", padding_mode="border", align_corners=False
         )
         result = found[0].round_().clamp_(0, 255).to(torch.uint8).permute(1, 2, 0).contiguous()
     return result.numpy()
+
+
+def panorama_part(grid: Tensor, width: int, height: int) -> tuple[tuple[NDArray[np.intp], NDArray[np.intp]], Tensor]:
+    """Return the part of a panorama that a face shows, as an index of its rows and columns, and the grid in that part.
+
+    grid: the face's in the panorama, whose right edge goes on at the left one. width, height: of the panorama.
+    """
+    import torch
+
+    size = torch.tensor([width, height])
+    places = (grid + 1.0) * (0.5 * size)
+    low = places.amin(dim=(0, 1, 2)).floor().int() - _KERNEL
+    high = places.amax(dim=(0, 1, 2)).ceil().int() + _KERNEL
+    low[1], high[1] = max(0, int(low[1])), min(height, int(high[1]))
+    columns, rows = (np.arange(int(begin), int(end)) for begin, end in zip(low, high, strict=True))
+    return (rows[:, None], columns[None] % width), (places - low) * (2.0 / (high - low)) - 1.0
 
 
 def _plane(pinhole: pycolmap.Camera, pixels: NDArray[np.float64]) -> NDArray[np.float64]:

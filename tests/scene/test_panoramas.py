@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -208,6 +209,74 @@ def test_a_panorama_of_another_shape_than_its_camera_is_refused(tmp_path: Path) 
     Image.fromarray(panorama(TURNS[3])[:200]).save(root / "images" / NAMES[3])
     with pytest.raises(SceneError, match="512x200 pixels, its camera 512x256"):
         read_scene(root, DataConfig())
+
+
+#: Prints the bytes that one face takes while it is made, for each pixel of the panorama.
+_PEAK = """
+import sys
+from pathlib import Path
+import torch
+from splatcli.config import DataConfig
+from splatcli.scene.read import read_scene
+
+def memory(key):
+    status = Path("/proc/self/status").read_text().split(key + ":")[1]
+    return 1024 * int(status.split()[0])
+
+scene = read_scene(Path(sys.argv[1]), DataConfig(resolution=1))
+Path("/proc/self/clear_refs").write_text("5")
+held = memory("VmRSS")
+scene.images.load(3)
+width, height = scene.images.sources[3].stored
+print((memory("VmHWM") - held) / (width * height))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells the peak of memory")
+def test_a_face_takes_no_more_memory_than_its_panorama(tmp_path: Path) -> None:
+    root = make(tmp_path / "scene", write_colmap)
+    large = Image.fromarray(panorama(TURNS[0])).resize((12 * WIDTH, 12 * HEIGHT))
+    large.save(root / "images" / NAMES[0], compress_level=1)
+    done = subprocess.run([sys.executable, "-c", _PEAK, str(root)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    # Decoding takes up to 12 (DECODE_BYTES), before there is a face; copies of the panorama in float32 take 12 each.
+    assert float(done.stdout) < 16
+
+
+def test_a_panorama_is_one_photo_in_what_the_user_reads(tmp_path: Path) -> None:
+    root = make(tmp_path / "scene", write_colmap)
+    (root / "masks").mkdir()
+    for name in NAMES:
+        Image.new("L", (WIDTH, HEIGHT), 255).save(root / "masks" / name)
+    (root / "images" / NAMES[5]).write_bytes((root / "images" / NAMES[6]).read_bytes())
+    # The panoramas lie one folder deeper, as those of one camera of several.
+    for folder in ("images", "masks"):
+        (root / folder).rename(root / "moved")
+        (root / folder).mkdir()
+        (root / "moved").rename(root / folder / "camera a")
+    text = (root / "sparse/0/images.txt").read_text()
+    for name in NAMES:
+        text = text.replace(f" {name}\n", f" camera a/{name}\n")
+    (root / "sparse/0/images.txt").write_text(text)
+    done = splat("info", root)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout
+    assert "images/: 9, stored as 512x256, trained at 126x162" in told
+    assert "9 of 9 images have one" in told
+    assert f"2 images are identical files (camera a/{NAMES[5]} = camera a/{NAMES[6]})" in told
+
+
+def test_a_damaged_panorama_is_decoded_and_reported_once(tmp_path: Path) -> None:
+    root = make(tmp_path / "scene", write_colmap)
+    damaged = root / "images" / NAMES[3]
+    damaged.write_bytes(damaged.read_bytes()[:4000])
+    with pytest.raises(SceneError, match="damaged") as caught:
+        read_scene(root, DataConfig(strict=True))
+    assert caught.value.where == str(damaged), "one error, not a list of six"
+    scene = read_scene(root, DataConfig(skip_bad_images=True))
+    assert len(scene.cameras) == FACES * (COUNT - 1)
+    assert not any(camera.name.startswith(NAMES[3]) for camera in scene.cameras)
+    assert any(note.startswith("1 image cannot be read and is left out: 03.png") for note in scene.notes)
 
 
 def splat(*words: object) -> subprocess.CompletedProcess[str]:
