@@ -16,6 +16,7 @@ from splatcli.render.camera_files import read_camera_file
 from splatcli.render.camera_paths import Rig, circle, ellipse, nearest_order, orbit, spiral, through
 from splatcli.render.panorama import panorama_of
 from splatcli.scene.camera import NEAR, Camera, CameraModel
+from splatcli.scene.panorama import FACES, face_name
 from splatcli.sizes import listed
 
 SPLITS = ("test", "train", "all")
@@ -163,11 +164,22 @@ def _named(text: str, cameras: Sequence[Camera]) -> list[Camera]:
     """Return the cameras of the images that ``text`` names with commas, in its order, each once. Raises UsageError.
 
     An image may be named without its ending, its folder or both, where that leaves one, and by the path of its file.
+    The name of a panorama names its faces.
     """
     if whole := [camera for camera in cameras if camera.name == text]:  # a name may have a comma
         return whole
-    found = [_camera_of(name.strip(), cameras) for name in text.split(",")]
+    if faces := _faces_of(text, cameras):
+        return faces
+    found = []
+    for name in map(str.strip, text.split(",")):
+        found += _faces_of(name, cameras) or [_camera_of(name, cameras)]
     return list({camera.name: camera for camera in found}.values())
+
+
+def _faces_of(name: str, cameras: Sequence[Camera]) -> list[Camera]:
+    """Return the cameras of the faces of a panorama, none where ``name`` is not one's."""
+    names = {face_name(name, face) for face in range(FACES)}
+    return [camera for camera in cameras if camera.name in names]
 
 
 def _camera_of(name: str, cameras: Sequence[Camera]) -> Camera:

@@ -372,7 +372,7 @@ class ImageStore:
             more = "; more images like it are not reported" if reported == _REPORTED - 1 else ""
             source = self.sources[i]
             _log.warning(
-                "%s hides all of %s: none of its pixels counts%s", source.mask or "alpha", source.path.name, more
+                "%s hides all of %s: none of its pixels counts%s", source.mask or "alpha", source.camera.name, more
             )
 
     def _grid(self, lens: pycolmap.Camera | PanoramaFace, camera: Camera) -> Tensor:

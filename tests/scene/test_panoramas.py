@@ -181,7 +181,7 @@ def test_faces_know_the_depths_of_the_points_that_their_panorama_sees(posed: Pat
     assert around.sum() <= sum(counts[FACES : 2 * FACES]) <= 2 * len(POINTS), "faces overlap"
 
 
-def test_masks_are_cut_with_their_panorama(tmp_path: Path) -> None:
+def test_masks_are_cut_with_their_panorama(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = make(tmp_path / "scene", write_colmap)
     (root / "masks").mkdir()
     for name in NAMES:
@@ -191,6 +191,10 @@ def test_masks_are_cut_with_their_panorama(tmp_path: Path) -> None:
     scene = read_scene(root, DataConfig())
     shares = [scene.images.image(number).masked.mean() for number in range(FACES)]
     np.testing.assert_allclose(shares, [0.5, 1, 1, 0.5, 0, 0], atol=0.01)
+    assert [message.split("hides all of ")[1].split(":")[0] for message in caplog.messages] == [
+        "00.png/1.png",
+        "00.png/2.png",
+    ]
 
 
 def test_depth_maps_of_panoramas_are_refused(tmp_path: Path) -> None:
@@ -296,6 +300,12 @@ def test_commands_work_on_panoramas(posed: Path, tmp_path: Path) -> None:
     done = splat("render", run, "--views", "test", "-o", tmp_path / "pictures")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "pictures" / NAMES[8] / "5.png").is_file()
+    done = splat("render", run, "--views", f"{NAMES[4]},{NAMES[8]}/2.png", "-o", tmp_path / "named")
+    assert done.returncode == 0, done.stderr
+    shown = {
+        path.relative_to(tmp_path / "named").as_posix() for path in (tmp_path / "named").rglob("*") if path.is_file()
+    }
+    assert shown == {*(f"{NAMES[4]}/{face}.png" for face in range(FACES)), f"{NAMES[8]}/2.png"}
     assert "54 EQUIRECTANGULAR" in splat("info", posed).stdout
 
 
