@@ -264,10 +264,10 @@ def test_a_panorama_is_one_photo_in_what_the_user_reads(tmp_path: Path) -> None:
     (root / "sparse/0/images.txt").write_text(text)
     done = splat("info", root)
     assert done.returncode == 0, done.stderr
-    told = done.stdout
-    assert "images/: 9, stored as 512x256, trained at 126x162" in told
-    assert "9 of 9 images have one" in told
-    assert f"2 images are identical files (camera a/{NAMES[5]} = camera a/{NAMES[6]})" in told
+    report = done.stdout
+    assert "images/: 9, stored as 512x256, trained at 126x162" in report
+    assert "9 of 9 images have one" in report
+    assert f"2 images are identical files (camera a/{NAMES[5]} = camera a/{NAMES[6]})" in report
 
 
 def test_a_damaged_panorama_is_decoded_and_reported_once(tmp_path: Path) -> None:
