@@ -386,7 +386,8 @@ CASES = [
         command=READ,
     ),
     Case(11, "place NaN", both(OLD_STYLE, pack(IMAGES, FIRST_POSE + 32, "<d", math.nan)), says=("not finite",)),
-    Case(11, "scaled", matrices(lambda m: m * [[2, 2, 2, 1]]), says=("frame 0", "12 problems", "2, 2, 2 long")),
+    Case(11, "scaled", matrices(lambda m: m * [[2, 2, 2, 1]]), 0, says=("12 poses have a scale",), command=READ),
+    Case(11, "stretched", matrices(lambda m: m * [[2, 1, 1, 1]]), says=("frame 0", "12 problems", "2, 1, 1 long")),
     Case(11, "mirrored", matrices(lambda m: m * [[1, 1, -1, 1]]), says=("frame 0", "mirrored (determinant -1)")),
     Case(
         11, "sheared", matrices(lambda m: m + np.eye(4)[[1, 1, 1, 1]] * [[0], [1], [0], [0]]), says=("not a rotation",)
