@@ -33,7 +33,7 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.depth_maps import AUTO, wants_relative
 from splatcli.scene.find_images import walk
 from splatcli.scene.parsing import lines_of
-from splatcli.scene.points import Observations, RawPoints, Tracks, doubt_of, stride
+from splatcli.scene.points import Observations, RawPoints, Tracks, doubt_of, seen_through, stride
 from splatcli.scene.sfm_report import REPORT, are_cameras_held
 from splatcli.scene.source import (
     IMAGE_FOLDERS,
@@ -743,8 +743,8 @@ def read_observations(file: Path) -> Observations | None:
         here, image = table.number == number, images[int(number)]
         with contextlib.suppress(SceneError):
             camera, viewmat = cameras[image.camera], _viewmat(image, file, f"image {number}")
-            projected[here] = camera.img_from_cam(table.xyz[here] @ viewmat[:3, :3].T + viewmat[:3, 3])
-            centers[here] = camera.principal_point_x, camera.principal_point_y
+            rays = table.xyz[here] @ viewmat[:3, :3].T + viewmat[:3, 3]
+            projected[here], centers[here] = seen_through(camera, rays)
     stated = table.errors[table.errors > 0]
     return Observations(table.observed, projected, centers, stated, len(table.errors))
 

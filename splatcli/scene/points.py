@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from plyfile import PlyData
 
 from splatcli.errors import SceneError
+from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import product
+from splatcli.scene.panorama import places_of
 from splatcli.sizes import counted
 
 if TYPE_CHECKING:
@@ -164,6 +166,16 @@ class ImagePoints:
         )
 
 
+def seen_through(lens: pycolmap.Camera, rays: NDArray[np.float64]) -> tuple[NDArray[np.float64], tuple[float, float]]:
+    """Return the pixels [N, 2] where a lens shows ``rays`` [N, 3] of its camera frame, and its principal point.
+
+    A panorama has no principal point; its middle stands for it.
+    """
+    if lens.is_spherical():
+        return places_of(rays, lens.width, lens.height), (lens.width / 2, lens.height / 2)
+    return np.asarray(lens.img_from_cam(rays)), (lens.principal_point_x, lens.principal_point_y)
+
+
 def with_doubt(
     raw: RawPoints, views: Sequence[View], seen: ImagePoints, *, outlier: float = math.inf, off: float = OFF
 ) -> tuple[RawPoints, Observations | None]:
@@ -180,8 +192,8 @@ def with_doubt(
     for number, here in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
         view, lens = views[number], views[number].lens(0, 0)
         xyz = raw.xyz[seen.points[here]]
-        projected[here] = lens.img_from_cam(product(xyz, view.viewmat[:3, :3].T) + view.viewmat[:3, 3])
-        centers[here] = lens.principal_point_x, lens.principal_point_y
+        rays = product(xyz, view.viewmat[:3, :3].T) + view.viewmat[:3, 3]
+        projected[here], centers[here] = seen_through(lens, rays)
     with np.errstate(all="ignore"):
         errors = np.linalg.norm(projected - seen.pixels, axis=1)
     used = np.isfinite(errors) & (errors <= outlier)

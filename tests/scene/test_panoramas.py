@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -110,6 +111,44 @@ def write_opensfm(root: Path) -> None:
     (root / "reconstruction.json").write_text(json.dumps(document))
 
 
+def pixels() -> list[NDArray[np.float64]]:
+    """[40, 2] for each panorama: where it shows POINTS."""
+    made = []
+    for turn, center in zip(TURNS, CENTERS, strict=True):
+        x, y, z = turn @ (POINTS - center).T
+        unit = np.stack([np.arctan2(x, z) / (2 * np.pi), np.arctan2(y, np.hypot(x, z)) / np.pi], axis=1)
+        made.append((unit + 0.5) * [WIDTH, HEIGHT])
+    return made
+
+
+def write_observed_colmap(root: Path) -> None:
+    """Every panorama sees every point."""
+    write_colmap(root)
+    model = root / "sparse" / "0"
+    poses_only = model.joinpath("images.txt").read_text().split("\n\n")[:COUNT]
+    seen = (" ".join(f"{x} {y} {i + 1}" for i, (x, y) in enumerate(places)) for places in pixels())
+    model.joinpath("images.txt").write_text(
+        "".join(f"{pose}\n{line}\n" for pose, line in zip(poses_only, seen, strict=True))
+    )
+    track = [" ".join(f"{number + 1} {i}" for number in range(COUNT)) for i in range(len(POINTS))]
+    rows = (f"{i + 1} {x} {y} {z} 90 120 150 0.5 {track[i]}\n" for i, (x, y, z) in enumerate(POINTS))
+    model.joinpath("points3D.txt").write_text("".join(rows))
+
+
+def write_observed_opensfm(root: Path) -> None:
+    write_opensfm(root)
+    document = json.loads((root / "reconstruction.json").read_text())
+    document[0]["points"] = {
+        str(i): {"coordinates": point.tolist(), "color": [90, 120, 150]} for i, point in enumerate(POINTS)
+    }
+    (root / "reconstruction.json").write_text(json.dumps(document))
+    rows = ["OPENSFM_TRACKS_VERSION_v2"]
+    for name, places in zip(NAMES, pixels(), strict=True):
+        for i, (x, y) in enumerate((places - [WIDTH / 2, HEIGHT / 2]) / WIDTH):  # in units of the longer side
+            rows.append(f"{name}\t{i}\t{i}\t{x}\t{y}\t0.004\t90\t120\t150\t-1\t-1")
+    (root / "tracks.csv").write_text("\n".join(rows) + "\n")
+
+
 def make(root: Path, write: Callable[[Path], None]) -> Path:
     (root / "images").mkdir(parents=True)
     for name, turn in zip(NAMES, TURNS, strict=True):
@@ -179,6 +218,21 @@ def test_faces_know_the_depths_of_the_points_that_their_panorama_sees(posed: Pat
     view = TURNS[1] @ (POINTS - CENTERS[1]).T
     around = np.abs(view[1]) < 0.85 * np.hypot(view[0], view[2])
     assert around.sum() <= sum(counts[FACES : 2 * FACES]) <= 2 * len(POINTS), "faces overlap"
+
+
+@pytest.mark.parametrize("write", [write_observed_colmap, write_observed_opensfm])
+def test_points_that_panoramas_see_are_where_they_see_them(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    """A model of COLMAP and one of OpenSfM say where each image sees each point."""
+    root = make(tmp_path / "scene", write)
+    done = splat("info", root)
+    assert done.returncode == 0, done.stderr
+    assert "40 sparse points" in done.stdout
+    off = re.search(r"sparse points are off by ([\d.e-]+) pixels in the median \(40 of them\)", done.stdout)
+    assert off is not None, done.stdout
+    assert float(off[1]) < 0.01
+    points = read_scene(root, DataConfig(resolution=2)).points
+    assert points is not None
+    assert len(points) == len(POINTS)
 
 
 def test_masks_are_cut_with_their_panorama(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
