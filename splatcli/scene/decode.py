@@ -253,7 +253,7 @@ def _stored_size(image: Image.Image) -> tuple[int, int]:
 
 #: Pillow's names of the formats that are read. Its others stay closed: some start programs, some know no signature.
 FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "AVIF", "BMP", "GIF", "JPEG2000", "PPM")
-SUPPORTED = "PNG, JPEG, TIFF, WebP, HEIC, AVIF, BMP, GIF, JPEG 2000 and PNM"
+SUPPORTED = "PNG, JPEG, TIFF, WebP, HEIC, AVIF, BMP, JPEG 2000 and PNM"
 
 #: Endings of camera raw files. Many are TIFF inside, with a thumbnail where an image would be.
 RAW_SUFFIXES = (

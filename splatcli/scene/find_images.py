@@ -20,12 +20,14 @@ from splatcli.scene.source import Problems, SceneSource, View
 from splatcli.sizes import counted, listed
 
 #: File name endings that are taken for images, when an ending has to be guessed.
-SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".tif", ".tiff", ".webp", ".bmp", ".avif", *heif.SUFFIXES)
+SUFFIXES = (
+    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".tif", ".tiff", ".webp", ".bmp", ".avif", *heif.SUFFIXES),
+    *(".ppm", ".pgm", ".pnm", ".jp2", ".j2k"),
+)
 #: Endings of images that are not looked for: what needs another program, and kinds that hold more often something else.
 UNREAD_SUFFIXES = (
     *RAW_SUFFIXES,
-    *(".gif", ".jp2", ".j2k", ".jxl", ".exr", ".hdr", ".psd", ".mpo", ".insp", ".jpe"),
-    *(".ppm", ".pgm", ".pnm", ".tga", ".svg"),
+    *(".gif", ".jxl", ".exr", ".hdr", ".psd", ".mpo", ".insp", ".tga", ".svg"),
 )
 
 #: File name endings that are taken for videos.

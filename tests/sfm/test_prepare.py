@@ -10,9 +10,10 @@ from PIL import Image
 
 from splatcli.errors import SceneError
 from splatcli.sfm.execution import Execution
-from splatcli.sfm.images import find_input
+from splatcli.sfm.images import find_input, readable
 from splatcli.sfm.options import PANORAMAS, SfmOptions
 from splatcli.sfm.prepare import Prepared, prepare
+from tests.sfm import corner
 from tests.sfm.conftest import write_noise
 
 
@@ -76,3 +77,16 @@ def test_too_few_images_that_can_be_read_are_an_error(photos: Path, tmp_path: Pa
     with pytest.raises(SceneError, match=r"only 2 of 6 images can be used, .* 4 cannot be read, 0\.png: ") as caught:
         prepared(photos, tmp_path / "made")
     assert (caught.value.where, caught.value.remedy) == (str(photos), "add images that can be read")
+
+
+def test_pnm_and_jpeg_2000_are_found_by_their_endings_and_a_gif_is_not(tmp_path: Path) -> None:
+    names, picture = ("a.pgm", "b.ppm", "c.jp2", "d.gif"), Image.fromarray(corner.image(0))
+    for name in names:
+        (picture.convert("L") if name == "a.pgm" else picture).save(tmp_path / name)
+    found = find_input(tmp_path)
+    assert (found.names, found.unread) == (names[:3], names[3:])
+    headers, bad = readable(found, 10_000_000)
+    assert {name: (header.width, header.height) for name, header in headers.items()} == dict.fromkeys(
+        names[:3], picture.size
+    )
+    assert not bad
