@@ -17,8 +17,10 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.images import OPAQUE
 from splatcli.scene.scene import Scene
 from splatcli.sizes import evenly
+from splatcli.train.visual_hull import shows_silhouettes
 
-#: Radius of the sphere, in the distance within which this part of the points lies.
+#: Radius of the sphere, in the distance within which this part of the points lies; where cameras are farther out, as
+#: around an object, in their median distance.
 RADIUS, WITHIN = 1.5, 0.98
 
 #: With fewer sparse points, directions without one say nothing.
@@ -49,16 +51,16 @@ def sky_points(
     """Return points [S, 3] (world units) of sky and far background, and their colours [S, 3] in 0..1.
 
     xyz: [P, 3] sparse points. directions: how many are tried, evenly over the sphere; S is at most as many.
-    S is 0 with fewer than LEAST_POINTS sparse points.
+    S is 0 with fewer than LEAST_POINTS sparse points, and where most images are transparent around an object.
     """
     if len(xyz) < LEAST_POINTS:
         return np.zeros((0, 3), np.float32), np.zeros((0, 3), np.float32)
     views = evenly(scene.train, VIEWS)
     sparse = xyz.astype(np.float64)
-    center = np.median(np.stack([scene.cameras[i].center for i in scene.train]), axis=0)
-    apart = sparse - center
-    squared = apart[:, 0] ** 2 + apart[:, 1] ** 2 + apart[:, 2] ** 2
-    sphere = center + RADIUS * math.sqrt(float(np.quantile(squared, WITHIN))) * even_directions(directions)
+    centers = np.stack([scene.cameras[i].center for i in scene.train])
+    center = np.median(centers, axis=0)
+    within = max(np.quantile(_squared(sparse - center), WITHIN), np.median(_squared(centers - center)))
+    sphere = center + RADIUS * math.sqrt(float(within)) * even_directions(directions)
 
     shown = np.zeros(directions, np.int64)
     free = np.zeros((len(views), directions), np.bool_)
@@ -71,6 +73,10 @@ def sky_points(
     colours = _colours(scene, views, sphere, free)
     known = np.isfinite(colours[:, 0])
     return sphere[known].astype(np.float32), colours[known]
+
+
+def _squared(apart: Floats) -> Floats:
+    return apart[:, 0] ** 2 + apart[:, 1] ** 2 + apart[:, 2] ** 2
 
 
 #: Cosine and sine of the golden angle, pi (3 - 5^0.5).
@@ -111,14 +117,17 @@ def _distance_to_points(
 def _colours(scene: Scene, views: list[int], sphere: Floats, free: Flags) -> NDArray[np.float32]:
     """Return [D, 3] in 0..1, the median of each direction's colours in the images where it is free; NaN without one.
 
-    views: [V] of images. free: [V, D]. Masked and transparent pixels have no colour.
+    views: [V] of images. free: [V, D]. Masked and transparent pixels have no colour, and none has one where half of the
+    images or more have transparency: nothing is behind what they show.
     """
     found = np.full((len(views), len(sphere), 3), np.nan, np.float32)
+    images = scene.images.with_alpha() if shows_silhouettes(scene) else scene.images
+    transparent = 0
     for view, flags, colours in zip(views, free, found, strict=True):
         if not flags.any():
             continue
         try:
-            image = scene.images.image(view)
+            image = images.image(view)
         except SceneError:
             continue  # training on it reports the error
         column, row, _ = scene.cameras[view].pixels_of(sphere)
@@ -127,9 +136,10 @@ def _colours(scene: Scene, views: list[int], sphere: Floats, free: Flags) -> NDA
             shows &= ~image.masked[row, column]
         if image.alpha is not None:
             shows &= image.alpha[row, column] >= OPAQUE
+            transparent += bool((image.alpha < OPAQUE).any())
         colours[shows] = image.pixels[row[shows], column[shows]].astype(np.float32) / 255.0
     medians = np.full((len(sphere), 3), np.nan, np.float32)
     some = np.isfinite(found[:, :, 0]).sum(axis=0) >= MIN_VIEWS
-    if some.any():
+    if some.any() and 2 * transparent < len(views):
         medians[some] = np.nanmedian(found[:, some], axis=0)
     return medians

@@ -33,8 +33,13 @@ def pose(turn: float) -> NDArray[np.float64]:
     return made
 
 
-def plain(folder: Path, *, views: int = 16, masked: bool = False, transparent: bool = False) -> Scene:
-    """A plain with points up to a distance of 40, below a sky of one colour above the horizon, row HEIGHT / 2."""
+def plain(
+    folder: Path, *, views: int = 16, masked: bool = False, transparent: bool = False, clear_corners: int = 0
+) -> Scene:
+    """A plain with points up to a distance of 40, below a sky of one colour above the horizon, row HEIGHT / 2.
+
+    clear_corners: images of which the lower right corner is transparent.
+    """
     (folder / "images").mkdir(parents=True)
     picture = np.full((HEIGHT, WIDTH, 4), 255, np.uint8)
     picture[: HEIGHT // 2, :, :3], picture[HEIGHT // 2 :, :, :3] = SKY, GROUND
@@ -43,6 +48,7 @@ def plain(folder: Path, *, views: int = 16, masked: bool = False, transparent: b
     frames = []
     for k in range(views):
         name = f"images/{k:02d}.png"
+        picture[-9:, -9:, 3] = 0 if k < clear_corners else 255
         Image.fromarray(picture).save(folder / name)
         frames.append({"file_path": name, "transform_matrix": pose(2.0 * math.pi * k / views).tolist()})
         if masked:
@@ -97,10 +103,27 @@ def test_points_are_in_the_sky_and_have_its_colour(tmp_path: Path) -> None:
 @pytest.mark.parametrize("hidden", ["masked", "transparent"])
 def test_hidden_sky_has_no_points(hidden: str, tmp_path: Path) -> None:
     scene = plain(tmp_path / "plain", **{hidden: True})
-    images = scene.images.with_alpha() if hidden == "transparent" else scene.images
-    scene.images = images
     found, _ = sky_points(scene, points_of(scene), 4_000)
     assert len(found) == 0
+
+
+@pytest.mark.parametrize("clear_corners", [7, 8])
+def test_images_with_transparency_have_no_sky(clear_corners: int, tmp_path: Path) -> None:
+    """Where half of them or more have some: what they show is an object, and untextured parts of it are no sky."""
+    scene = plain(tmp_path / "plain", clear_corners=clear_corners)
+    found, _ = sky_points(scene, points_of(scene), 4_000)
+    assert bool(len(found)) == (clear_corners < 8)
+
+
+def test_points_are_behind_an_object_that_cameras_are_around(tmp_path: Path) -> None:
+    scene = plain(tmp_path / "plain")
+    centers = np.stack([scene.cameras[view].center for view in scene.train])
+    middle = np.median(centers, axis=0)
+    distances = np.linalg.norm(centers - middle, axis=1)
+    object_points = (middle + 0.002 * (points_of(scene) - middle)).astype(np.float32)
+    found, _ = sky_points(scene, object_points, 1_000)
+    assert len(found) > 0
+    np.testing.assert_allclose(np.linalg.norm(found - middle, axis=1), RADIUS * np.median(distances), rtol=1e-5)
 
 
 def test_few_points_or_one_view_tell_nothing_of_the_sky(tmp_path: Path) -> None:
