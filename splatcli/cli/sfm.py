@@ -248,6 +248,7 @@ _COUNTED = {
     "matching again": "pairs",
     "matching more": "pairs",
     "mapping again": "images registered",
+    "mapping neighbours": "images registered",
     "mapping as fisheye": "images registered",
     "lens": "adjustments",
     "triangulation": "models",

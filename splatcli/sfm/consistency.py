@@ -6,7 +6,8 @@ cameras that look outwards, with small errors and points at depths that are made
 
 Images in wrong places contradict the pairs that would put them in the right ones: where a scene repeats, and steps
 between images are so large that only what repeats is matched, a model may have small errors in the points that it keeps
-and none of the matches of most pairs among them.
+and none of the matches of most pairs among them. Where two sides of an object look alike, images of one are registered
+as images of the other, and the few pairs that contradict this are neighbours, from one side to the next.
 
 What moves through the scene, and moves as one, has epipolar lines of its own. RANSAC takes the motion of most matches
 of a pair. Where a figure stands elsewhere in each image and has as many matches as the scene, cameras follow the one in
@@ -16,7 +17,7 @@ room with another, which the cameras of the model contradict, and pairs that agr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def second_motion(database: Path, model: pycolmap.Reconstruction, seed: int) -> 
     """
     shares = []
     with pycolmap.Database.open(database) as store:
-        for pair in _some(_registered_pairs(database, model), _PAIRS):
+        for pair in _some(_registered_pairs(verified_pairs(database), model), _PAIRS):
             matches = np.asarray(store.read_matches(*pair))
             if len(matches):
                 shares.append(_shares(model, pair, _places(store, pair, matches), seed))
@@ -133,17 +134,26 @@ def second_motion(database: Path, model: pycolmap.Reconstruction, seed: int) -> 
 def contradicted_share(database: Path, model: pycolmap.Reconstruction) -> float:
     """Return the share of matches that are in pairs which the cameras of a model contradict.
 
-    Matches are those that the geometry of two registered images explains, and a pair is contradicted where fewer than
-    half of them lie on the epipolar lines of the cameras. 0 without a pair.
+    Matches are those that the geometry of two registered images explains, of about _MORE_PAIRS pairs. 0 without a pair.
     """
-    contradicted = total = 0
+    counts = verified_pairs(database)
+    pairs = _some(_registered_pairs(counts, model), _MORE_PAIRS)
+    total = sum(counts[pair] for pair in pairs)
+    return sum(counts[pair] for pair in contradicted_pairs(database, model, pairs)) / total if total else 0.0
+
+
+def contradicted_pairs(database: Path, model: pycolmap.Reconstruction, pairs: Iterable[Pair]) -> set[Pair]:
+    """Return those of ``pairs``, verified and of registered images, that the cameras of a model contradict.
+
+    Fewer than half of the matches that the geometry of the two images explains lie on the cameras' epipolar lines.
+    """
+    found = set()
     with pycolmap.Database.open(database) as store:
-        for pair in _some(_registered_pairs(database, model), _MORE_PAIRS):
+        for pair in pairs:
             matches = np.asarray(store.read_two_view_geometry(*pair).inlier_matches)
-            agreeing = _agree(model, pair, _places(store, pair, matches))
-            contradicted += len(matches) if agreeing.mean() < _AGREES else 0
-            total += len(matches)
-    return contradicted / total if total else 0.0
+            if _agree(model, pair, _places(store, pair, matches)).mean() < _AGREES:
+                found.add(pair)
+    return found
 
 
 def share_of_most(shares: Sequence[tuple[float, float]]) -> float:
@@ -156,9 +166,9 @@ def share_of_most(shares: Sequence[tuple[float, float]]) -> float:
     return float(np.quantile(second, _QUANTILE)) if second else 0.0
 
 
-def _registered_pairs(database: Path, model: pycolmap.Reconstruction) -> list[Pair]:
+def _registered_pairs(pairs: Iterable[Pair], model: pycolmap.Reconstruction) -> list[Pair]:
     registered = set(model.reg_image_ids())
-    return sorted(pair for pair in verified_pairs(database) if registered.issuperset(pair))
+    return sorted(pair for pair in pairs if registered.issuperset(pair))
 
 
 def _agree(model: pycolmap.Reconstruction, pair: Pair, places: list[Floats]) -> NDArray[np.bool_]:

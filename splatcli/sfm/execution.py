@@ -23,6 +23,7 @@ Phase = Literal[
     "matching more",
     "matching again",
     "mapping again",
+    "mapping neighbours",
     "mapping as fisheye",
     "lens",
     "triangulation",

@@ -16,7 +16,7 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.colmap import check_written
 from splatcli.scene.images import max_pixels
 from splatcli.sfm.align import Alignment
-from splatcli.sfm.consistency import contradicted_share, rotation_share, second_motion
+from splatcli.sfm.consistency import contradicted_pairs, contradicted_share, rotation_share, second_motion
 from splatcli.sfm.execution import Execution, Phase
 from splatcli.sfm.features import Border, SfmImage, Stored, extract
 from splatcli.sfm.flight_log import Place, flight_log_beside, read_flight_log
@@ -24,14 +24,18 @@ from splatcli.sfm.images import SfmInput, readable
 from splatcli.sfm.lens import choose_lenses, remapped_lenses, with_fisheyes
 from splatcli.sfm.mapping import calibrate, name_and_colour, own_images, rig_cameras, run_global_mapper, run_mapper
 from splatcli.sfm.matching import (
+    OVERLAP,
     Pair,
     choose_pairs,
     delete_other_pairs,
     how_to_match,
+    image_ids,
     joined,
     match,
     match_again,
     most_alike,
+    name_order,
+    neighbours,
     pairs_to_retry,
     pairs_with_matches,
     verified_pairs,
@@ -55,6 +59,12 @@ from splatcli.sfm.video import find_gaps, folder_of, frame_index, stretches_in, 
 
 #: Share of the images that may lack in a model without a try of fisheyes, and that these must register more.
 _FEW_LACKING = 0.1
+#: Share of the neighbours in name order that have to match, for the order to say something of what is beside what.
+_IN_ORDER = 0.8
+#: Neighbours reach over one in so many parts of the images: a turn of a subject has alike sides at half, or a quarter.
+_PARTS = 8
+#: Share of the images that a model of unambiguous pairs registers at least, of those that were registered before.
+_MOST = 0.9
 _OVERLAP = "images have to overlap by two thirds, be sharp, and show things with texture that stand still"
 
 
@@ -63,7 +73,7 @@ class Mapped:
     """Images in a database, and the models that their matches give.
 
     pairs: what was matched, indices into ``stored``. verified: how many of them were. models: the largest first.
-    added, retried: the facts of the tries that map anew, for the report; None where there was none.
+    added, retried, ambiguous: the facts of the tries that map anew, for the report; None where there was none.
     """
 
     database: Path
@@ -73,6 +83,7 @@ class Mapped:
     models: list[pycolmap.Reconstruction]
     added: dict[str, Any] | None = None
     retried: dict[str, Any] | None = None
+    ambiguous: dict[str, Any] | None = None
 
     @property
     def registered(self) -> set[int]:
@@ -152,6 +163,7 @@ class Job:
             "matches_per_pair": float(np.median([*verified_pairs(mapped.database).values()] or [0])),
             "added_frames": mapped.added,
             "retried": mapped.retried,
+            "ambiguous": mapped.ambiguous,
             **facts,
             "borders": border_facts([item.image for item in stored]),
             "panoramas": self.prepared.panoramas,
@@ -215,11 +227,17 @@ class Job:
         if cameras is not None and by_pose:
             pairs = pairs_by_pose([cameras[item.image.name] for item in stored])
         else:
-            pairs = choose_pairs(how, [item.sample for item in stored], self.execution.random_seed)
+            pairs = self._pairs_by_images(how, stored)
         # The faces of a panorama are at one place, and known to each other.
         source = sources(stored)
         pairs = [(i, j) for i, j in pairs if source[i] is None or source[i] != source[j]]
         return "poses" if by_pose else how, pairs
+
+    def _pairs_by_images(self, how: Matching, stored: list[Stored]) -> list[Pair]:
+        """Return the pairs of ``stored`` that choose_pairs() takes of the images in name order."""
+        order = name_order([item.image.name for item in stored])
+        pairs = choose_pairs(how, [stored[index].sample for index in order], self.execution.random_seed)
+        return sorted((min(order[i], order[j]), max(order[i], order[j])) for i, j in pairs)
 
     def _models(self, matched: Mapped, images: list[SfmImage], places: Places) -> Mapped:
         """Map what is matched, with the tries that may register more, or triangulate it where cameras are known."""
@@ -238,7 +256,7 @@ class Job:
             return mapped
         if self.inputs.is_video and not self.prepared.panoramas:
             mapped = self._fill_gaps(mapped, images, self._how_to_match(len(stored)), places)
-        return self._try_fisheyes(self._retry(mapped))
+        return self._disambiguate(self._try_fisheyes(self._retry(mapped)))
 
     def _finish(self, models: list[pycolmap.Reconstruction], stored: list[Stored]) -> dict[str, Any]:
         """Name and colour what is in the models, align the largest, and write all; return what the alignment did."""
@@ -367,10 +385,7 @@ class Job:
         everything = [*images, *more]
         stored, _ = extract(database, everything, self.options, self.execution, "more features")
         stored = drop_stationary(database, stored, places, self.options.max_image_size)
-        order = sorted(range(len(stored)), key=lambda index: stored[index].image.name)
-        wanted = choose_pairs(how, [stored[index].sample for index in order], self.execution.random_seed)
-        pairs = [(min(order[i], order[j]), max(order[i], order[j])) for i, j in wanted]
-        new = sorted(pair for pair in pairs if pair[1] >= len(first.stored))
+        new = [pair for pair in self._pairs_by_images(how, stored) if pair[1] >= len(first.stored)]
         verified = match(database, stored, new, self.execution, "more matching")
         models = self._map("more mapping", database, folder / "models", len(stored))
         found = Mapped(database, stored, [*first.pairs, *new], verified, models)
@@ -433,6 +448,75 @@ class Job:
         if after > before and (contradicted := contradicted_share(database, new_models[0])) > CONTRADICTED:
             return replace(mapped, retried={**facts, "contradicted_matches": round(contradicted, 4)})
         return replace(found if after > before else mapped, retried=facts)
+
+    def _disambiguate(self, mapped: Mapped) -> Mapped:
+        """Map anew without pairs that only look alike, where neighbours in name order contradict the cameras.
+
+        Returns ``mapped`` unless fewer neighbours contradict the cameras then, and most images are registered.
+        """
+        names = [item.image.name for item in mapped.stored]
+        steps, held = neighbours(names, 1), self._verified(mapped, neighbours(names, 1))
+        wrong = self._contradicted(mapped, mapped, held)
+        if not wrong or len(held) < _IN_ORDER * len(steps):
+            return mapped
+        near = neighbours(names, max(1, min(OVERLAP, len(names) // _PARTS)))
+        found = self._map_unambiguous(mapped, near, "neighbours")
+        if len(found.registered) < len(mapped.registered):
+            database = mapped.database.with_name("neighbours-again.db")
+            shutil.copyfile(mapped.database, database)
+            match_again(database, mapped.stored, near, self.execution)
+            found = self._map_unambiguous(replace(mapped, database=database), near, "neighbours-loose")
+        left = self._contradicted(mapped, found, held)
+        used = len(left) < len(wrong) and len(found.registered) >= _MOST * len(mapped.registered)
+        facts = {
+            "neighbours": len(held),
+            "contradicted_before": len(wrong),
+            "contradicted_after": len(left),
+            "before": len(mapped.registered),
+            "after": len(found.registered),
+            "left_out": len(verified_pairs(mapped.database)) - found.verified,
+            "used": used,
+        }
+        return replace(found if used else mapped, ambiguous=facts)
+
+    def _map_unambiguous(self, mapped: Mapped, near: list[Pair], name: str) -> Mapped:
+        """Map the pairs ``near`` alone, then with them all pairs that agree with the cameras. name: of new files."""
+        near = self._verified(mapped, near)
+        first = self._map_pairs(mapped, near, name)
+        if not first.models:
+            return first
+        far = self._verified(mapped, [(i, j) for j in range(len(mapped.stored)) for i in range(j)])
+        far = [pair for pair in far if first.registered.issuperset(image_ids(mapped.stored, [pair])[0])]
+        agreeing = set(far) - set(self._contradicted(mapped, first, far))
+        return self._map_pairs(mapped, sorted({*near, *agreeing}), f"{name}-and-far")
+
+    def _map_pairs(self, mapped: Mapped, pairs: list[Pair], name: str) -> Mapped:
+        """Map the matches of ``pairs`` alone, indices into the images. name: of new files."""
+        database = mapped.database.with_name(f"{name}.db")
+        shutil.copyfile(mapped.database, database)
+        delete_other_pairs(database, mapped.stored, pairs)
+        models = self._map("mapping neighbours", database, database.with_name(f"{name}-models"), len(mapped.stored))
+        return replace(mapped, database=database, verified=len(pairs), models=models)
+
+    def _verified(self, mapped: Mapped, pairs: list[Pair]) -> list[Pair]:
+        """Return those of ``pairs``, indices into the images, that are verified."""
+        there = verified_pairs(mapped.database)
+        return [
+            pair
+            for pair, ids in zip(pairs, image_ids(mapped.stored, pairs), strict=True)
+            if tuple(sorted(ids)) in there
+        ]
+
+    def _contradicted(self, matched: Mapped, mapped: Mapped, pairs: list[Pair]) -> list[Pair]:
+        """Return those of ``pairs`` whose matches in ``matched`` the largest model of ``mapped`` contradicts.
+
+        pairs: indices into the images of both.
+        """
+        both = dict(zip(image_ids(matched.stored, pairs), pairs, strict=True))
+        registered = [ids for ids in both if mapped.registered.issuperset(ids)]
+        if not registered:
+            return []
+        return [both[ids] for ids in sorted(contradicted_pairs(matched.database, mapped.models[0], registered))]
 
     def _pairs_to_retry(self, mapped: Mapped, database: Path, unregistered: set[int]) -> list[Pair]:
         """Return the pairs of images ``unregistered`` whose descriptors match, ascending.

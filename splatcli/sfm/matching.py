@@ -7,7 +7,8 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,11 +126,11 @@ def match_again(
 
     The arguments are those of ``match``. Pairs that were verified before and would not be now keep their matches.
     """
-    image_ids = _image_ids(stored, pairs)
+    ids_of_pairs = image_ids(stored, pairs)
     with pycolmap.Database.open(database) as store:
-        before = {pair: store.read_two_view_geometry(*pair) for pair in image_ids if _is_verified(store, pair)}
+        before = {pair: store.read_two_view_geometry(*pair) for pair in ids_of_pairs if _is_verified(store, pair)}
         with pycolmap.DatabaseTransaction(store):
-            for pair in image_ids:
+            for pair in ids_of_pairs:
                 store.delete_matches(*pair)
                 store.delete_two_view_geometry(*pair)
     match(database, stored, pairs, execution, "matching again", loose=True)
@@ -139,7 +140,7 @@ def match_again(
                 if not _is_verified(store, pair):
                     store.delete_two_view_geometry(*pair)
                     store.write_two_view_geometry(*pair, geometry)
-        return [pair for pair, ids in zip(pairs, image_ids, strict=True) if _is_verified(store, ids)]
+        return [pair for pair, ids in zip(pairs, ids_of_pairs, strict=True) if _is_verified(store, ids)]
 
 
 def delete_other_pairs(database: Path, stored: Sequence[Stored], pairs: Sequence[Pair]) -> None:
@@ -147,7 +148,7 @@ def delete_other_pairs(database: Path, stored: Sequence[Stored], pairs: Sequence
 
     The arguments are those of ``match``.
     """
-    wanted = {(min(pair), max(pair)) for pair in _image_ids(stored, pairs)}
+    wanted = set(image_ids(stored, pairs))
     with pycolmap.Database.open(database) as store:
         matched, _ = store.read_num_matches()
         verified, _ = store.read_two_view_geometry_num_inliers()
@@ -166,7 +167,7 @@ def pairs_with_matches(database: Path, stored: Sequence[Stored], pairs: Sequence
     with pycolmap.Database.open(database) as store:
         return [
             pair
-            for pair, ids in zip(pairs, _image_ids(stored, pairs), strict=True)
+            for pair, ids in zip(pairs, image_ids(stored, pairs), strict=True)
             if store.exists_matches(*ids) and len(store.read_matches(*ids))
         ]
 
@@ -191,9 +192,9 @@ def joined(pairs: Iterable[Pair], start: set[int]) -> set[int]:
     return found
 
 
-def _image_ids(stored: Sequence[Stored], pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the ids of the images of each pair."""
-    return [(stored[i].image_id, stored[j].image_id) for i, j in pairs]
+def image_ids(stored: Sequence[Stored], pairs: Sequence[Pair]) -> list[Pair]:
+    """Return the ids of the images of each pair, the smaller first, as verified_pairs() has them."""
+    return [(min(ids), max(ids)) for ids in ((stored[i].image_id, stored[j].image_id) for i, j in pairs)]
 
 
 def _is_verified(store: pycolmap.Database, pair: tuple[int, int]) -> bool:
@@ -217,6 +218,8 @@ OVERLAP = 10
 _FAR = tuple(2**k for k in range(4, 10))
 #: Images that look most alike which each image is matched with.
 NEIGHBOURS = 20
+#: Numbers in a name.
+_NUMBERS = re.compile(r"([0-9]+)")
 #: Typical descriptors by whose residuals an image is described, and how many descriptors they are learnt from.
 _WORDS = 32
 _SAMPLES = 20_000
@@ -245,6 +248,31 @@ def choose_pairs(how: Matching, descriptors: list[NDArray[np.uint8]], seed: int)
         steps = (*range(1, OVERLAP + 1), *_FAR)
         pairs |= {(i, i + step) for i in range(count) for step in steps if i + step < count}
     return sorted(pairs)
+
+
+def name_order(names: Sequence[str]) -> list[int]:
+    """Return the indices of names in the order of their folders and files, numbers by their value: 2.png before 10.png.
+
+    Names are relative paths with forward slashes.
+    """
+
+    def parts(name: str) -> list[Any]:
+        # Text and numbers take turns, beginning with text.
+        return [int(part) if at % 2 else part for at, part in enumerate(_NUMBERS.split(name.casefold()))]
+
+    def key(index: int) -> tuple[Any, ...]:
+        path = PurePosixPath(names[index])
+        return [parts(folder) for folder in path.parent.parts], parts(path.name), names[index]
+
+    return sorted(range(len(names)), key=key)
+
+
+def neighbours(names: Sequence[str], reach: int) -> list[Pair]:
+    """Return the pairs of images of one folder that are at most ``reach`` apart in name order, i < j, ascending."""
+    order = name_order(names)
+    near = ((order[at], other) for at in range(len(order)) for other in order[at + 1 : at + 1 + reach])
+    parents = [PurePosixPath(name).parent for name in names]
+    return sorted((min(pair), max(pair)) for pair in near if parents[pair[0]] == parents[pair[1]])
 
 
 def pairs_to_retry(pairs: Sequence[Pair], unregistered: set[int], source: Sequence[str | None]) -> list[Pair]:

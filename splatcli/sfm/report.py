@@ -34,6 +34,8 @@ _FEW_OBSERVATIONS, _LITTLE_PARALLAX = 100, 4.5
 #: the camera stayed at one place: 0.98 and more for crops of panoramas, 0.2 at most for real captures, 0.62 for one
 #: straight down from a height.
 TURNED = 0.9
+#: The end of the remedy for images in wrong places.
+_SMALLER_STEPS = "and with more of what stands around it; look at the cameras: splat info --plot"
 #: Names that a line shows, and cameras.
 _MAX_LISTED, _SHOWN = 8, 5
 
@@ -186,7 +188,13 @@ def doubts(facts: dict[str, Any]) -> list[str]:
         found.append(
             f"{100 * contradicted:.0f} % of the matches between images contradict the cameras: images may be in wrong "
             "places, as where things repeat and steps between images are large. Take images in smaller steps, of 10 "
-            "degrees around the subject, and with more of what stands around it; look at the cameras: splat info --plot"
+            f"degrees around the subject, {_SMALLER_STEPS}"
+        )
+    elif (ambiguous := facts.get("ambiguous")) and not ambiguous["used"] and not turned:
+        found.append(
+            f"{ambiguous['contradicted_before']} of {ambiguous['neighbours']} pairs of images that are neighbours in "
+            "name order match, and contradict the cameras: images may be in wrong places, as where sides of an object "
+            f"look alike. Take images in smaller steps, of 10 degrees around the subject, {_SMALLER_STEPS}"
         )
     if facts.get("parallax_degrees", math.inf) < _LITTLE_PARALLAX and not turned:
         found.append(
@@ -259,6 +267,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         ("matching", f"{facts['matching']}, {facts['verified_pairs']:,} of {facts['pairs']:,} pairs hold"),
         *_added(facts.get("added_frames")),
         *_retried(facts.get("retried")),
+        *_ambiguous(facts.get("ambiguous")),
         ("time", f"{sum(facts['seconds'].values()):.0f} s with {facts['threads']} threads"),
     ]
     if len(cameras) > _SHOWN:
@@ -305,6 +314,16 @@ def _retried(facts: dict[str, Any] | None) -> list[tuple[str, str]]:
     if share := facts.get("contradicted_matches"):
         change = f"not used, {100 * share:.0f} % of the matches contradict its cameras: {change}"
     return [("second try", f"{facts['images']} images matched again, with a looser test: {change} registered")]
+
+
+def _ambiguous(facts: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Return a row on pairs that were left out because they only look alike."""
+    if not facts:
+        return []
+    wrong = f"{facts['contradicted_before']} of {facts['neighbours']} pairs of neighbours contradicted the cameras"
+    if not facts["used"]:
+        return [("ambiguous pairs", f"{wrong}; neighbours alone register {facts['after']} images, and are not used")]
+    return [("ambiguous pairs", f"{facts['left_out']:,} left out that only look alike: {wrong}")]
 
 
 def _lens(facts: dict[str, Any]) -> str:

@@ -49,8 +49,9 @@ _VERSION = 2
 #: Changes when the same images and options would give another result; what was made before is used, with a note: a new
 #: model has another frame, in which runs and edits made with the former one would not fit. 1 is that of reports
 #: without a number. 2: frames chosen by motion, whole and square, borders, dates and logos masked, mirrored photos
-#: upright, no image registered by matches alone. 3: all photos that EXIF turns upright.
-_REVISION = 3
+#: upright, no image registered by matches alone. 3: all photos that EXIF turns upright. 4: neighbours by the numbers in
+#: names, pairs left out that only look alike.
+_REVISION = 4
 #: Changes when features or matches of the same images are others: those that an earlier version left are not used then.
 _FEATURES = 5
 _OVERWRITE = "--overwrite replaces it; or choose another place with -o"

@@ -49,7 +49,7 @@ def image(index: float, lens: pycolmap.Camera | None = None, *, room: int = 0) -
     picture = np.zeros(hit.shape)
     for axis in range(3):
         at = np.delete(hit[wall == axis], axis, axis=1) / _SIDE * _TEXELS
-        picture[wall == axis] = _lookup(_texture(axis + 3 * room), at)
+        picture[wall == axis] = lookup(texture(axis + 3 * room), at)
     return picture.reshape(HEIGHT, 2, WIDTH, 2, 3).mean(axis=(1, 3)).round().astype(np.uint8)
 
 
@@ -59,12 +59,12 @@ def colours_at(points: NDArray[np.float64]) -> NDArray[np.float64]:
     colours = np.zeros(points.shape)
     for axis in range(3):
         at = np.delete(points[wall == axis], axis, axis=1) / _SIDE * _TEXELS
-        colours[wall == axis] = _lookup(_texture(axis), at)
+        colours[wall == axis] = lookup(texture(axis), at)
     return colours
 
 
 @cache
-def _texture(axis: int) -> NDArray[np.float64]:
+def texture(axis: int) -> NDArray[np.float64]:
     """[TEXELS, TEXELS, 3] of coloured spots of many sizes."""
     generator = np.random.default_rng(axis)
     layers = []
@@ -75,7 +75,7 @@ def _texture(axis: int) -> NDArray[np.float64]:
     return np.clip(127.5 + 2.2 * (mixed - 127.5), 0, 255)
 
 
-def _lookup(texture: NDArray[np.float64], at: NDArray[np.float64]) -> NDArray[np.float64]:
+def lookup(texture: NDArray[np.float64], at: NDArray[np.float64]) -> NDArray[np.float64]:
     """Colours [N, 3] at texel coordinates [N, 2], bilinear, repeated beyond the edge."""
     low = np.floor(at).astype(int)
     part = (at - low)[..., None]

@@ -48,7 +48,7 @@ def image(index: int) -> NDArray[np.uint8]:
             mine = (wall == axis) & (far == side)
             # The other sides have their textures turned, so that they do not look like those opposite.
             place = at[mine][:, ::-1] + 0.37 if side else at[mine]
-            picture[mine] = corner._lookup(corner._texture((axis + side) % 3), place / corner._SIDE * corner._TEXELS)
+            picture[mine] = corner.lookup(corner.texture((axis + side) % 3), place / corner._SIDE * corner._TEXELS)
     return np.round(picture).astype(np.uint8)
 
 
