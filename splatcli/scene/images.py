@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -133,6 +133,19 @@ class ByteCache:
         with self._lock:
             return key in self._entries
 
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether a value of so many bytes would be kept."""
+        with self._lock:
+            return self.used + nbytes <= self.budget
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Panorama:
+    """The faces of one panorama, which share its file, as indices; and the lock under which the file is decoded."""
+
+    faces: list[int] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
 
 class ImageStore:
     """The images of a scene, by the index of their camera. Thread-safe. A pickle or copy holds no decoded image.
@@ -166,6 +179,10 @@ class ImageStore:
         self._pending: dict[int, Future[LoadedImage]] = {}
         self._all_masked: set[int] = set()
         self._lock = threading.Lock()
+        self._panoramas: dict[str, Panorama] = {}
+        for i, source in enumerate(sources):
+            if isinstance(source.lens, PanoramaFace):
+                self._panoramas.setdefault(source.view, Panorama()).faces.append(i)
 
     def __reduce__(self) -> tuple[Callable[..., ImageStore], tuple[object, ...]]:
         return partial(ImageStore, alpha_is_mask=self.alpha_is_mask, mask_is_alpha=self.mask_is_alpha), (
@@ -312,10 +329,31 @@ class ImageStore:
         return max(1, min(AHEAD, machine.cores(), max_pixels(None) // largest))
 
     def _cached(self, i: int) -> LoadedImage:
-        return self._images.get(i, lambda: self._decode(i), lambda image: image.nbytes)
+        panorama = self._panoramas.get(self.sources[i].view)
+        if panorama is None:
+            return self._images.get(i, lambda: self._decode(i), _nbytes)
+        with panorama.lock:
+            return self._images.get(i, lambda: self._decode_faces(i, panorama.faces), _nbytes)
+
+    def _decode_faces(self, i: int, faces: list[int]) -> LoadedImage:
+        """Return face ``i`` of a panorama, and keep those of its other ``faces`` that there is room for."""
+        decoded = self._reduced(self.sources[i])
+        made = self._seen(i, *decoded)
+        for j in faces:
+            if j != i and self._images.has_room(2 * made.nbytes):  # ``i`` has to fit, too
+                self._images.get(j, partial(self._seen, j, *decoded), _nbytes)
+        return made
 
     def _decode(self, i: int) -> LoadedImage:
-        source = self.sources[i]
+        return self._seen(i, *self._reduced(self.sources[i]))
+
+    def _reduced(
+        self, source: ImageSource
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None, NDArray[np.bool_] | None, bool]:
+        """Return pixels [H, W, 3], alpha and mask [H, W] at the size to which an image is reduced; whether all opaque.
+
+        Alpha is None where the background is known or everything is opaque, the mask where all counts.
+        """
         below = _BLACK if self.background is None else self.background
         decoded = decode(source.path, None if self.alpha_is_mask else below, source.orientation, source.stored)
         rgb, alpha, masked = decoded.rgb, decoded.alpha, None
@@ -335,6 +373,18 @@ class ImageStore:
             alpha = None if alpha is None else np.array(Image.fromarray(alpha).resize(source.reduced, REDUCE))
         if masked is not None:
             masked = reduce_mask(masked, source.reduced)
+        return rgb, alpha, masked, opaque
+
+    def _seen(
+        self,
+        i: int,
+        rgb: NDArray[np.uint8],
+        alpha: NDArray[np.uint8] | None,
+        masked: NDArray[np.bool_] | None,
+        opaque: bool,
+    ) -> LoadedImage:
+        """Return image ``i`` as its camera sees it, from what _reduced() returned."""
+        source = self.sources[i]
         if source.lens is not None:
             grid = self._grid(source.lens, source.camera)
             if isinstance(source.lens, PanoramaFace):
@@ -378,6 +428,10 @@ class ImageStore:
     def _grid(self, lens: pycolmap.Camera | PanoramaFace, camera: Camera) -> Tensor:
         key = (lens_key(lens), camera.width, camera.height)
         return self._grids.get(key, lambda: sampling_grid(lens, camera), lambda grid: grid.nbytes)
+
+
+def _nbytes(image: LoadedImage) -> int:
+    return image.nbytes
 
 
 #: Decoded images that stay in memory may take this part of it: the rest is for Gaussians, pairs and other programs.

@@ -17,6 +17,8 @@ from scipy.spatial.transform import Rotation
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
+from splatcli.scene import images
+from splatcli.scene.decode import decode
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene, known_depths
 from splatcli.scene.source import SceneProblems
@@ -275,6 +277,8 @@ import sys
 from pathlib import Path
 import torch
 from splatcli.config import DataConfig
+from splatcli.scene import images
+from splatcli.scene.decode import decode
 from splatcli.scene.read import read_scene
 
 def memory(key):
@@ -286,12 +290,36 @@ Path("/proc/self/clear_refs").write_text("5")
 held = memory("VmRSS")
 scene.images.load(3)
 width, height = scene.images.sources[3].stored
-print((memory("VmHWM") - held) / (width * height))
+kept = scene.images._images.used + scene.images._grids.used  # of all six faces
+print((memory("VmHWM") - held - kept) / (width * height))
 """
 
 
+def test_a_panorama_is_decoded_once_for_all_its_faces(posed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that ask for several faces at once wait for one of them; without room for more, each face decodes."""
+    decoded: list[str] = []
+
+    def counted(path: Path, *rest: object) -> object:
+        decoded.append(path.name)
+        return decode(path, *rest)
+
+    monkeypatch.setattr(images, "decode", counted)
+    scene = read_scene(posed, DataConfig())
+    alone = scene.images.of(scene.images.sources)
+    alone.limit(0)
+    for i in range(FACES):
+        scene.images.prefetch(i)
+    faces = [scene.images.image(i).pixels for i in range(len(scene.cameras))]
+    scene.images.close()
+    assert sorted(decoded) == NAMES
+    decoded.clear()
+    for i, pixels in enumerate(faces):
+        np.testing.assert_array_equal(alone.image(i).pixels, pixels)
+    assert sorted(decoded) == sorted(NAMES * FACES)
+
+
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells the peak of memory")
-def test_a_face_takes_no_more_memory_than_its_panorama(tmp_path: Path) -> None:
+def test_faces_take_no_more_memory_than_their_panorama(tmp_path: Path) -> None:
     root = make(tmp_path / "scene", write_colmap)
     large = Image.fromarray(panorama(TURNS[0])).resize((12 * WIDTH, 12 * HEIGHT))
     large.save(root / "images" / NAMES[0], compress_level=1)
