@@ -17,7 +17,7 @@ room with another, which the cameras of the model contradict, and pairs that agr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.sfm.matching import Pair, verified_pairs
+from splatcli.sfm.matching import Pair, neighbours, verified_pairs
 
 Floats = NDArray[np.float64]
 
@@ -124,7 +124,8 @@ def second_motion(database: Path, model: pycolmap.Reconstruction, seed: int) -> 
     """
     shares = []
     with pycolmap.Database.open(database) as store:
-        for pair in _some(_registered_pairs(verified_pairs(database), model), _PAIRS):
+        verified = verified_pairs(database)
+        for pair in _some(_registered_pairs(verified, model, verified), _PAIRS):
             matches = np.asarray(store.read_matches(*pair))
             if len(matches):
                 shares.append(_shares(model, pair, _places(store, pair, matches), seed))
@@ -137,7 +138,7 @@ def contradicted_share(database: Path, model: pycolmap.Reconstruction) -> float:
     Matches are those that the geometry of two registered images explains, of about _MORE_PAIRS pairs. 0 without a pair.
     """
     counts = verified_pairs(database)
-    pairs = _some(_registered_pairs(counts, model), _MORE_PAIRS)
+    pairs = _some(_registered_pairs(counts, model, counts), _MORE_PAIRS)
     total = sum(counts[pair] for pair in pairs)
     return sum(counts[pair] for pair in contradicted_pairs(database, model, pairs)) / total if total else 0.0
 
@@ -156,6 +157,35 @@ def contradicted_pairs(database: Path, model: pycolmap.Reconstruction, pairs: It
     return found
 
 
+def contradicted_steps(
+    database: Path, model: pycolmap.Reconstruction, images: Sequence[int], reach: int
+) -> tuple[list[Pair], list[Pair]]:
+    """Return the steps from an image to the next that matches hold, and those of them that the cameras contradict.
+
+    images: ids in the order in which they were taken. A step is contradicted where its own pair is, and the pairs
+    across it have most of their matches in pairs that are: of registered images at most ``reach`` apart. What moves, or
+    looks alike by chance, contradicts single pairs.
+    """
+    counts, place = verified_pairs(database), {image_id: at for at, image_id in enumerate(images)}
+    steps = _registered_pairs(map(_ordered, neighbours(images, 1)), model, counts)
+    odd = contradicted_pairs(database, model, steps)
+    if not odd:
+        return steps, []
+    near = _registered_pairs(map(_ordered, neighbours(images, reach)), model, counts)
+    wrong = contradicted_pairs(database, model, near)
+    found = []
+    for step in sorted(odd):
+        after = max(place[image_id] for image_id in step)
+        across = [pair for pair in near if len({place[image_id] < after for image_id in pair}) == 2]
+        if 2 * sum(counts[pair] for pair in across if pair in wrong) > sum(counts[pair] for pair in across):
+            found.append(step)
+    return steps, found
+
+
+def _ordered(pair: Pair) -> Pair:
+    return min(pair), max(pair)
+
+
 def share_of_most(shares: Sequence[tuple[float, float]]) -> float:
     """Return the share of a second motion that three quarters of the pairs which agree with the cameras have at least.
 
@@ -166,9 +196,10 @@ def share_of_most(shares: Sequence[tuple[float, float]]) -> float:
     return float(np.quantile(second, _QUANTILE)) if second else 0.0
 
 
-def _registered_pairs(pairs: Iterable[Pair], model: pycolmap.Reconstruction) -> list[Pair]:
+def _registered_pairs(pairs: Iterable[Pair], model: pycolmap.Reconstruction, verified: Container[Pair]) -> list[Pair]:
+    """Return those of ``pairs`` that are verified, of images that a model registers, ascending."""
     registered = set(model.reg_image_ids())
-    return sorted(pair for pair in pairs if registered.issuperset(pair))
+    return sorted(pair for pair in pairs if pair in verified and registered.issuperset(pair))
 
 
 def _agree(model: pycolmap.Reconstruction, pair: Pair, places: list[Floats]) -> NDArray[np.bool_]:

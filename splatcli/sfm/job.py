@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,7 +17,13 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.colmap import check_written
 from splatcli.scene.images import max_pixels
 from splatcli.sfm.align import Alignment
-from splatcli.sfm.consistency import contradicted_pairs, contradicted_share, rotation_share, second_motion
+from splatcli.sfm.consistency import (
+    contradicted_pairs,
+    contradicted_share,
+    contradicted_steps,
+    rotation_share,
+    second_motion,
+)
 from splatcli.sfm.execution import Execution, Phase
 from splatcli.sfm.features import Border, SfmImage, Stored, extract
 from splatcli.sfm.flight_log import Place, flight_log_beside, read_flight_log
@@ -38,6 +45,7 @@ from splatcli.sfm.matching import (
     neighbours,
     pairs_to_retry,
     pairs_with_matches,
+    sequences,
     verified_pairs,
 )
 from splatcli.sfm.options import (
@@ -59,7 +67,7 @@ from splatcli.sfm.video import find_gaps, folder_of, frame_index, stretches_in, 
 
 #: Share of the images that may lack in a model without a try of fisheyes, and that these must register more.
 _FEW_LACKING = 0.1
-#: Share of the neighbours in name order that have to match, for the order to say something of what is beside what.
+#: Share of the steps between neighbours in name order that matches hold, where the order says what is beside what.
 _IN_ORDER = 0.8
 #: Neighbours reach over one in so many parts of the images: a turn of a subject has alike sides at half, or a quarter.
 _PARTS = 8
@@ -450,26 +458,23 @@ class Job:
         return replace(found if after > before else mapped, retried=facts)
 
     def _disambiguate(self, mapped: Mapped) -> Mapped:
-        """Map anew without pairs that only look alike, where neighbours in name order contradict the cameras.
+        """Map anew without pairs that only look alike, where matches of neighbours in name order contradict cameras.
 
-        Returns ``mapped`` unless fewer neighbours contradict the cameras then, and most images are registered.
+        Returns ``mapped`` unless fewer steps between neighbours are contradicted then, and most images are registered.
         """
-        names = [item.image.name for item in mapped.stored]
-        steps, held = neighbours(names, 1), self._verified(mapped, neighbours(names, 1))
-        wrong = self._contradicted(mapped, mapped, held)
-        if not wrong or len(held) < _IN_ORDER * len(steps):
+        steps, wrong = self._contradicted_steps(mapped, mapped)
+        if not wrong or len(steps) < _IN_ORDER * len(self._neighbours(mapped, 1)):
             return mapped
-        near = neighbours(names, max(1, min(OVERLAP, len(names) // _PARTS)))
-        found = self._map_unambiguous(mapped, near, "neighbours")
+        found = self._map_unambiguous(mapped, "neighbours")
         if len(found.registered) < len(mapped.registered):
             database = mapped.database.with_name("neighbours-again.db")
             shutil.copyfile(mapped.database, database)
-            match_again(database, mapped.stored, near, self.execution)
-            found = self._map_unambiguous(replace(mapped, database=database), near, "neighbours-loose")
-        left = self._contradicted(mapped, found, held)
+            match_again(database, mapped.stored, self._neighbours(mapped), self.execution)
+            found = self._map_unambiguous(replace(mapped, database=database), "neighbours-loose")
+        left = self._contradicted_steps(mapped, found)[1]
         used = len(left) < len(wrong) and len(found.registered) >= _MOST * len(mapped.registered)
         facts = {
-            "neighbours": len(held),
+            "steps": len(steps),
             "contradicted_before": len(wrong),
             "contradicted_after": len(left),
             "before": len(mapped.registered),
@@ -479,16 +484,42 @@ class Job:
         }
         return replace(found if used else mapped, ambiguous=facts)
 
-    def _map_unambiguous(self, mapped: Mapped, near: list[Pair], name: str) -> Mapped:
-        """Map the pairs ``near`` alone, then with them all pairs that agree with the cameras. name: of new files."""
-        near = self._verified(mapped, near)
-        first = self._map_pairs(mapped, near, name)
+    def _contradicted_steps(self, matched: Mapped, mapped: Mapped) -> tuple[list[Pair], list[Pair]]:
+        """Return the steps between neighbours that matches of ``matched`` hold, and which ``mapped`` contradicts."""
+        held: list[Pair] = []
+        wrong: list[Pair] = []
+        for images in self._sequences(matched) if mapped.models else []:
+            ids = [matched.stored[index].image_id for index in images]
+            both = contradicted_steps(matched.database, mapped.models[0], ids, _reach(images))
+            held, wrong = held + both[0], wrong + both[1]
+        return held, wrong
+
+    def _neighbours(self, mapped: Mapped, reach: int | None = None) -> list[Pair]:
+        """Return the pairs of neighbours in name order, indices into the images, within ``reach``, None: _reach()."""
+        found = [pair for images in self._sequences(mapped) for pair in neighbours(images, reach or _reach(images))]
+        return sorted((min(pair), max(pair)) for pair in found)
+
+    def _sequences(self, mapped: Mapped) -> list[list[int]]:
+        return sequences([item.image.name for item in mapped.stored])
+
+    def _map_unambiguous(self, mapped: Mapped, name: str) -> Mapped:
+        """Map neighbours alone, then with them all pairs that agree with their cameras. name: of new files."""
+        verified = verified_pairs(mapped.database)
+
+        def of_verified(pairs: list[Pair]) -> dict[Pair, Pair]:
+            return {
+                ids: pair for ids, pair in zip(image_ids(mapped.stored, pairs), pairs, strict=True) if ids in verified
+            }
+
+        near = of_verified(self._neighbours(mapped))
+        first = self._map_pairs(mapped, list(near.values()), name)
         if not first.models:
             return first
-        far = self._verified(mapped, [(i, j) for j in range(len(mapped.stored)) for i in range(j)])
-        far = [pair for pair in far if first.registered.issuperset(image_ids(mapped.stored, [pair])[0])]
-        agreeing = set(far) - set(self._contradicted(mapped, first, far))
-        return self._map_pairs(mapped, sorted({*near, *agreeing}), f"{name}-and-far")
+        pairs = of_verified([(i, j) for j in range(len(mapped.stored)) for i in range(j)])
+        far = {ids: pair for ids, pair in pairs.items() if first.registered.issuperset(ids)}
+        wrong = contradicted_pairs(mapped.database, first.models[0], far)
+        agreeing = {ids: pair for ids, pair in far.items() if ids not in wrong}
+        return self._map_pairs(mapped, sorted({*near.values(), *agreeing.values()}), f"{name}-and-far")
 
     def _map_pairs(self, mapped: Mapped, pairs: list[Pair], name: str) -> Mapped:
         """Map the matches of ``pairs`` alone, indices into the images. name: of new files."""
@@ -497,26 +528,6 @@ class Job:
         delete_other_pairs(database, mapped.stored, pairs)
         models = self._map("mapping neighbours", database, database.with_name(f"{name}-models"), len(mapped.stored))
         return replace(mapped, database=database, verified=len(pairs), models=models)
-
-    def _verified(self, mapped: Mapped, pairs: list[Pair]) -> list[Pair]:
-        """Return those of ``pairs``, indices into the images, that are verified."""
-        there = verified_pairs(mapped.database)
-        return [
-            pair
-            for pair, ids in zip(pairs, image_ids(mapped.stored, pairs), strict=True)
-            if tuple(sorted(ids)) in there
-        ]
-
-    def _contradicted(self, matched: Mapped, mapped: Mapped, pairs: list[Pair]) -> list[Pair]:
-        """Return those of ``pairs`` whose matches in ``matched`` the largest model of ``mapped`` contradicts.
-
-        pairs: indices into the images of both.
-        """
-        both = dict(zip(image_ids(matched.stored, pairs), pairs, strict=True))
-        registered = [ids for ids in both if mapped.registered.issuperset(ids)]
-        if not registered:
-            return []
-        return [both[ids] for ids in sorted(contradicted_pairs(matched.database, mapped.models[0], registered))]
 
     def _pairs_to_retry(self, mapped: Mapped, database: Path, unregistered: set[int]) -> list[Pair]:
         """Return the pairs of images ``unregistered`` whose descriptors match, ascending.
@@ -579,6 +590,11 @@ class Job:
                 where=self.folder,
                 remedy="free some space, or choose another place with -o",
             ) from None
+
+
+def _reach(images: Sequence[int]) -> int:
+    """Return how far apart neighbours are at most, of images in a sequence."""
+    return max(1, min(OVERLAP, len(images) // _PARTS))
 
 
 def sources(stored: list[Stored]) -> list[str | None]:

@@ -267,12 +267,17 @@ def name_order(names: Sequence[str]) -> list[int]:
     return sorted(range(len(names)), key=key)
 
 
-def neighbours(names: Sequence[str], reach: int) -> list[Pair]:
-    """Return the pairs of images of one folder that are at most ``reach`` apart in name order, i < j, ascending."""
-    order = name_order(names)
-    near = ((order[at], other) for at in range(len(order)) for other in order[at + 1 : at + 1 + reach])
-    parents = [PurePosixPath(name).parent for name in names]
-    return sorted((min(pair), max(pair)) for pair in near if parents[pair[0]] == parents[pair[1]])
+def sequences(names: Sequence[str]) -> list[list[int]]:
+    """Return the indices of names in name order, those of each folder in a list of their own."""
+    found: dict[PurePosixPath, list[int]] = {}
+    for index in name_order(names):
+        found.setdefault(PurePosixPath(names[index]).parent, []).append(index)
+    return list(found.values())
+
+
+def neighbours(images: Sequence[int], reach: int) -> list[Pair]:
+    """Return the pairs of ``images``, in the order in which they were taken, that are at most ``reach`` apart."""
+    return [(first, other) for at, first in enumerate(images) for other in images[at + 1 : at + 1 + reach]]
 
 
 def pairs_to_retry(pairs: Sequence[Pair], unregistered: set[int], source: Sequence[str | None]) -> list[Pair]:

@@ -192,9 +192,9 @@ def doubts(facts: dict[str, Any]) -> list[str]:
         )
     elif (ambiguous := facts.get("ambiguous")) and not ambiguous["used"] and not turned:
         found.append(
-            f"{ambiguous['contradicted_before']} of {ambiguous['neighbours']} pairs of images that are neighbours in "
-            "name order match, and contradict the cameras: images may be in wrong places, as where sides of an object "
-            f"look alike. Take images in smaller steps, of 10 degrees around the subject, {_SMALLER_STEPS}"
+            f"the matches of neighbours in name order contradict the cameras at {ambiguous['contradicted_before']} of "
+            f"{ambiguous['steps']} steps: images may be in wrong places, as where sides of an object look alike. Take "
+            f"images in smaller steps, of 10 degrees around the subject, {_SMALLER_STEPS}"
         )
     if facts.get("parallax_degrees", math.inf) < _LITTLE_PARALLAX and not turned:
         found.append(
@@ -320,7 +320,9 @@ def _ambiguous(facts: dict[str, Any] | None) -> list[tuple[str, str]]:
     """Return a row on pairs that were left out because they only look alike."""
     if not facts:
         return []
-    wrong = f"{facts['contradicted_before']} of {facts['neighbours']} pairs of neighbours contradicted the cameras"
+    wrong = (
+        f"matches contradicted the cameras at {facts['contradicted_before']} of {facts['steps']} steps between images"
+    )
     if not facts["used"]:
         return [("ambiguous pairs", f"{wrong}; neighbours alone register {facts['after']} images, and are not used")]
     return [("ambiguous pairs", f"{facts['left_out']:,} left out that only look alike: {wrong}")]

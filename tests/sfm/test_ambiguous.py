@@ -10,7 +10,7 @@ import pytest
 
 from splatcli.cli.commands import run
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.sfm.matching import name_order, neighbours
+from splatcli.sfm.matching import name_order, neighbours, sequences
 from splatcli.sfm.report import doubts, lines
 from tests.sfm import box
 
@@ -43,7 +43,7 @@ def test_a_turn_of_an_object_with_two_alike_sides_is_a_whole_turn(
         box.image(STEP * index).save(images / f"{index}.png")  # 10.png comes after 9.png
     assert run(["sfm", str(images), "-o", str(tmp_path / "scene")]) == 0
     said = capfd.readouterr().err
-    assert "left out that only look alike: 2 of 23 pairs of neighbours contradicted the cameras" in said
+    assert "left out that only look alike: matches contradicted the cameras at 2 of 23 steps between" in said
     assert "warning" not in said
     facts = json.loads((tmp_path / "scene/sfm.json").read_text())
     assert facts["registered"] == NUM_IMAGES
@@ -57,12 +57,14 @@ def test_a_turn_of_an_object_with_two_alike_sides_is_a_whole_turn(
 
 @pytest.mark.parametrize(("used", "row"), [(True, "58 left out that only look alike"), (False, "are not used")])
 def test_neighbours_that_still_contradict_are_a_doubt(used: bool, row: str) -> None:
-    ambiguous = {"neighbours": 23, "contradicted_before": 2, "contradicted_after": 0, "before": 24, "after": 9}
+    ambiguous = {"steps": 23, "contradicted_before": 2, "contradicted_after": 0, "before": 24, "after": 9}
     facts = {"registered": 24, "total": 24, "points": 900, "track_length": 4.0, "reprojection_error_px": 0.5}
     facts |= {"unregistered": [], "unreadable": {}, "cameras": [], "matching": "exhaustive", "pairs": 276, "threads": 2}
     facts |= {"verified_pairs": 120, "seconds": {}, "ambiguous": {**ambiguous, "left_out": 58, "used": used}}
     assert any(line.startswith("ambiguous pairs") and row in line for line in lines(facts))
-    said = [line for line in doubts(facts) if "2 of 23 pairs of images that are neighbours in name order" in line]
+    said = [
+        line for line in doubts(facts) if "neighbours in name order contradict the cameras at 2 of 23 steps" in line
+    ]
     assert bool(said) != used
 
 
@@ -71,7 +73,11 @@ def test_neighbours_are_those_by_the_numbers_in_names() -> None:
     assert [names[index] for index in name_order(names)] == [
         *("top.jpg", "a/9.jpg", "a/09b.jpg", "a/10.jpg", "A/11.jpg", "a2/x.jpg", "a10/x.jpg", "b/1.jpg")
     ]
-    frames = ["f10.png", "f1.png", "f2.png", "other/f3.png"]
-    assert neighbours(frames, 1) == [(0, 2), (1, 2)]
-    assert neighbours(frames, 2) == [(0, 1), (0, 2), (1, 2)]
-    assert neighbours([], 1) == []
+    assert [[names[index] for index in folder] for folder in sequences(names)][1] == [
+        "a/9.jpg",
+        "a/09b.jpg",
+        "a/10.jpg",
+    ]
+    assert neighbours([4, 0, 2], 1) == [(4, 0), (0, 2)]
+    assert neighbours([4, 0, 2], 5) == [(4, 0), (4, 2), (0, 2)]
+    assert sequences([]) == neighbours([], 1) == []
