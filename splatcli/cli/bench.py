@@ -93,7 +93,7 @@ def bench(args: BenchArguments) -> int:
             facts = {name: getattr(record, name) for name in Record.__slots__}
             out.event("run", facts)
             how = "known" if known else f"{record.seconds:.0f} s"
-            out.note(f"{number}/{len(cells)} {cell.name}: {record.psnr:.2f} dB, {record.num_gaussians:,} ({how})")
+            out.message(f"{number}/{len(cells)} {cell.name}: {record.psnr:.2f} dB, {record.num_gaussians:,} ({how})")
         import json as text
 
         report = {

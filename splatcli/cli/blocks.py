@@ -79,7 +79,7 @@ class _BlockOutput(Output):
         if self.json:
             self.event("block", facts)
         else:
-            self.note("\n".join(map(str, lines)))
+            self.message("\n".join(map(str, lines)))
 
 
 def folder_of(place: Path, block: int) -> Path:
@@ -186,12 +186,12 @@ def _survey(config: Config, shape: tuple[int, int], out: Output) -> dict[str, An
         for block, one in enumerate(held)
     ]
     more = [] if len(lines) <= _LISTED else [f"... and {len(lines) - _LISTED} more blocks"]
-    out.note("\n".join([*lines[:_LISTED], *more]))
+    out.message("\n".join([*lines[:_LISTED], *more]))
     check_blocks(scene, shape, held, config.data.block_share)
     runs = sum(one.views for one in held) / len(scene.train)
     if runs > _LITTLE_SAVED * len(held):
         out.note(
-            f"note: nearly all views show each block, as around an object: blocks bound memory, and take the time of "
+            f"nearly all views show each block, as around an object: blocks bound memory, and take the time of "
             f"{runs:.1f} runs over the whole"
         )
     return {
@@ -312,7 +312,7 @@ def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
 
 def _tell(path: Path, count: int, blocks: int, out: Output, exports: ExportAtEnd | None = None) -> None:
     """Print the result of a merge. exports: files for the model that was merged into a checkpoint."""
-    out.note(f"{blocks} blocks merged: {count:,} Gaussians")
+    out.message(f"{blocks} blocks merged: {count:,} Gaussians")
     written, problem = ({}, None) if exports is None else exports.write(path, out)
     out.result({"path": path, "num_gaussians": count, "blocks": blocks, **written}, [path])
     if problem is not None:
@@ -340,7 +340,7 @@ def _train_block(number: int, run: NewRun, folder: Path, context: RunContext) ->
     places = ("data.scene", "data.points")
     check_request(folder, run.request.with_values(its), otherwise="or choose another -o", alike=places)
     if step_of(found) >= run.config.train.iterations:
-        out.note(f"block {number} is finished: {found}")
+        out.message(f"block {number} is finished: {found}")
         out.result({"path": found, "step": step_of(found), "reason": "finished"}, [found])
         return 0
     if run.dry:

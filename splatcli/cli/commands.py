@@ -175,7 +175,7 @@ def _run(argv: Sequence[str], out: Output) -> int:
 
 def _note_interrupt(argv: Sequence[str], out: Output) -> int:
     if not {"-q", "--quiet"} & set(argv):
-        out.note("interrupted")
+        out.message("interrupted")
     return _INTERRUPTED
 
 

@@ -164,7 +164,7 @@ def compare(args: CompareArguments) -> int:
         owner = next((model for model in models if model.checkpoint is not None), models[0])
         chosen, scene = _views(args, owner, models, data)
         if chosen.note is not None:
-            out.note(f"note: {chosen.note}")
+            out.note(chosen.note)
         if owner.checkpoint is not None and len(models) == 2:
             chosen = _shared(chosen, owner, models[1 - models.index(owner)], out)
         comparer = _comparer(models, owner, chosen, scene, data, background, out)
@@ -212,7 +212,7 @@ def _load(given: Path | None, args: CompareArguments, device: str, out: Output) 
     from splatcli.cli.model import find_model, load_model, refuse_empty
 
     path = find_model(given, out=out, allow_older=args.allow_older)
-    model = load_model(path, device, import_options=args.foreign.import_options(), echo=out.note)
+    model = load_model(path, device, import_options=args.foreign.import_options(), out=out)
     refuse_empty(model, " to compare")
     return model
 
@@ -256,7 +256,7 @@ def _shared(chosen: Views, owner: Model, other: Model, out: Output) -> Views:
         )
     left_out = len(chosen.cameras) - len(shared)
     if left_out:
-        out.note(f"note: {left_out} of {len(chosen.cameras)} views are not among those of {other.path}; left out")
+        out.note(f"{left_out} of {len(chosen.cameras)} views are not among those of {other.path}; left out")
     seen = {theirs.cameras[index].name for index in theirs.train}
     trained = sum(camera.name in seen for camera in shared)
     if chosen.label == "test" and trained:
@@ -312,7 +312,7 @@ def _rendered(
         return Rendered(model.gaussians, settings)
     if theirs is None:
         if owner.antialiased and not model.antialiased:
-            out.note(f"note: {model.path} is rendered without --antialiased, with which {owner.path} was trained")
+            out.note(f"{model.path} is rendered without --antialiased, with which {owner.path} was trained")
         return Rendered(model.gaussians, settings)
     shift = np.subtract(ours.dataset.offset, theirs.dataset.offset)
     known = theirs.refined_cameras() if chosen.from_run else []

@@ -115,15 +115,19 @@ class Output:
             raise _stdout_error(error) from None
         return True
 
-    def note(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """Print a message."""
         if not self.quiet and not self.muted:
             self._to_stderr(text)
 
+    def note(self, *texts: str) -> None:
+        """Print notes: what the user may want to know or do."""
+        for text in texts:
+            self.message(f"note: {text}")
+
     def warn(self, text: str) -> None:
         """Print a warning."""
-        if not self.quiet and not self.muted:
-            self._to_stderr(f"warning: {text}")
+        self.message(f"warning: {text}")
 
     def alarm(self, text: str, name: str, facts: dict[str, Any]) -> None:
         """Print a warning also with -q, and as an event with --json."""
@@ -219,7 +223,7 @@ def announce(text: str) -> None:
     Of the ranks of a run only the first does so.
     """
     if "torch" not in sys.modules and os.environ.get("RANK", "0") == "0":
-        Output().note(text)
+        Output().message(text)
 
 
 def take_stdout_error() -> OutputError | None:
@@ -291,7 +295,7 @@ class _LogHandler(logging.Handler):
                 self._out.warn(text)
             self._warned.add(text)
         else:
-            self._out.note(text)
+            self._out.message(text)
 
 
 def _detach(stream: TextIO) -> None:
@@ -362,7 +366,7 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            self._out.note(text)
+            self._out.message(text)
         self._last_line = time.monotonic()
 
     def update(
@@ -396,7 +400,7 @@ class ProgressBar:
         elif now - self._last_line > _LOG_INTERVAL:
             speed = [] if not unit or rate is None else [format_rate(rate, unit)]
             ends = [] if seconds is None else [f"{format_time(seconds)} left"]
-            self._out.note("  ".join([f"{task}: {done}/{total}", *facts, *speed, *ends]))
+            self._out.message("  ".join([f"{task}: {done}/{total}", *facts, *speed, *ends]))
             self._last_line = now
 
     def _rate(self, task: str, now: float, done: int) -> float | None:

@@ -44,7 +44,7 @@ def doctor(args: DoctorArguments) -> int:
 
         facts = examine()
         if args.fix and not facts["fix"]:
-            out.note("nothing is missing")
+            out.message("nothing is missing")
         lines = _lines(facts)
         if args.fix:
             out.result(facts, facts["fix"])

@@ -284,7 +284,7 @@ def edit(args: EditArguments) -> int:
         warn_of_differences(parts, out)
         if args.data is not None and not any(part.uses_data for part in parts):
             out.note(
-                "note: --data has no effect; it names the photos for --clean and --refine, and those of a file of "
+                "--data has no effect; it names the photos for --clean and --refine, and those of a file of "
                 "splats for --simplify, --level and --align-to"
             )
         result = join_models(parts, together, args, out)

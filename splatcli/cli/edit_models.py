@@ -77,7 +77,7 @@ def with_align_targets(operations: Sequence[Operation], out: Output) -> list[Ope
                 cameras, offset = scene.cameras, tuple(scene.offset.tolist())
                 frame = _frame(offset, None if scene.place is None else place_text(scene.place))
             else:
-                other = load_model(find_model(one.path, out=out), echo=out.note)
+                other = load_model(find_model(one.path, out=out), out=out)
                 if other.checkpoint is not None:
                     cameras = other.checkpoint.refined_cameras()
                     frame = _frame(other.checkpoint.dataset.offset, place_note(other.checkpoint))
@@ -147,7 +147,7 @@ def _load(path: Path, operations: Sequence[Operation], args: EditArguments, out:
     import_options = args.foreign.import_options()
     if any(isinstance(one, KeepFinite) for one in operations):
         import_options = replace(import_options, drop_nonfinite=True)
-    model = load_model(path, import_options=import_options, echo=out.note)
+    model = load_model(path, import_options=import_options, out=out)
     refuse_empty(model, " to edit")
     return model
 
@@ -179,7 +179,7 @@ def _scene_of_file(model: Model, data: Path, out: Output) -> tuple[Scene, Photos
     photos, divisor = Photos.of_scene(scene, model.gaussians, antialiased=model.antialiased)
     if divisor == 1:
         return scene, photos
-    out.note(f"note: images are compared at 1/{divisor} of their width and height, where the model's renders fit best")
+    out.note(f"images are compared at 1/{divisor} of their width and height, where the model's renders fit best")
     return replace(scene, cameras=[camera.scaled(1 / divisor) for camera in scene.cameras]), photos
 
 
@@ -195,7 +195,7 @@ def _photos(checkpoint: Checkpoint, data: Path | None, out: Output) -> Photos | 
     except SceneError as error:
         if data is not None:
             raise
-        out.note(f"note: --clean goes without photos: {error.what} ({error.where}); --data DIR names where they are")
+        out.note(f"--clean goes without photos: {error.what} ({error.where}); --data DIR names where they are")
         return None
 
 
@@ -205,7 +205,7 @@ def _report(effects: Sequence[Effect], path: Path | None, args: EditArguments, o
     for one in effects:
         line = f"{path if path is not None else 'all'}: {one.line()}"
         if not args.dry_run:
-            out.note(line)
+            out.message(line)
         facts.append({"model": path, "operation": one.label, one.verb: one.touched, "left": one.left, "line": line})
     return facts
 
@@ -281,5 +281,5 @@ def refine_result(result: EditResult, part: EditedPart, steps: int, out: Output,
         refined = refine(gaussians, part.checkpoint, part.scene, steps, resolve_device("auto"))
         result.model = replace(result.model, gaussians=refined)
         line = f"all: --refine {steps}: {line}"
-        out.note(line)
+        out.message(line)
     result.facts["refine"] = {"steps": steps, "photos": photos, "line": line}

@@ -71,12 +71,12 @@ def place_comments(part: EditedPart, result: EditResult, chosen: Format | None, 
     part: the first model. chosen: the format of the file, where it has one.
     """
     if result.is_moved and part.place and not result.place:
-        out.note("note: the model is moved, so that its place and its offset from the input are left out")
+        out.note("the model is moved, so that its place and its offset from the input are left out")
     for text in result.place:
         if chosen is not None and chosen.name not in COMMENTED:
-            out.note(f"note: {text}; {chosen.title} has no place for that")
+            out.note(f"{text}; {chosen.title} has no place for that")
         elif result.is_moved:
-            out.note(f"note: the model now lies as the one that it was aligned with: {text}")
+            out.note(f"the model now lies as the one that it was aligned with: {text}")
     return tuple(f"splatcli: {text}" for text in result.place)
 
 
@@ -88,7 +88,7 @@ def write_picture(result: EditResult, path: Path, out: Output) -> None:
 
     write_bytes(path, png_bytes(draw(result.model)))
     result.facts["picture"] = path
-    out.note(f"{path}: what is dropped, in red over what stays")
+    out.message(f"{path}: what is dropped, in red over what stays")
 
 
 def show_plan(result: EditResult, target: EditTarget, out: Output) -> None:
@@ -182,7 +182,7 @@ def _write_stream(result: EditResult, chosen: Format, folder: Path, metadata: Ex
     gaussians, cameras = _as_held(result.model.gaussians, chosen, out), result.model.cameras
     masses = contributions(gaussians, cameras, antialiased=metadata.antialiased) if cameras else None
     if masses is None:
-        out.note("note: without cameras of one run, none tell which Gaussians count")
+        out.note("without cameras of one run, none tell which Gaussians count")
     facts = write_stream(gaussians, metadata, folder, LOD_LEVELS, masses, out)
     out.result({**result.facts, **facts}, [facts["path"]])
 
@@ -195,16 +195,14 @@ def _write_ply(gaussians: Gaussians, metadata: ExportMetadata, output: Path, out
     comments, notes = ply_comments(metadata)
     make_parent_folder(output)
     write_ply_file(gaussians, output, comments)
-    for note in notes:
-        out.note(f"note: {note}")
+    out.note(*notes)
 
 
 def _encoded(gaussians: Gaussians, chosen: Format, metadata: ExportMetadata, out: Output) -> bytes:
     """Return the content of a file, and print what its format could not hold."""
     assert chosen.write is not None, "format_to_write() gives formats that are written"
     encoded = chosen.write(_as_held(gaussians, chosen, out), metadata)
-    for note in encoded.notes:
-        out.note(f"note: {note}")
+    out.note(*encoded.notes)
     return encoded.payload
 
 
@@ -213,6 +211,5 @@ def _as_held(gaussians: Gaussians, chosen: Format, out: Output) -> Gaussians:
     from splatcli.formats.selection import select_for_format
 
     held, notes = select_for_format(gaussians, chosen)
-    for note in notes:
-        out.note(f"note: {note}")
+    out.note(*notes)
     return held

@@ -149,7 +149,7 @@ def evaluate(args: EvalArguments) -> int:
             wanted,
             import_options=args.foreign.import_options(),
             cameras=None if data is None else lambda: read_scene(data, Config().data).cameras,
-            echo=out.note,
+            out=out,
         )
         checkpoint = loaded.checkpoint
         if checkpoint is None and data is None:
@@ -170,7 +170,7 @@ def evaluate(args: EvalArguments) -> int:
         )
         facts, lines, remarks = _measure(loaded, config, scene, ground_truth, args.views, extremes)
         for remark in remarks:
-            out.note(remark)
+            out.message(remark)
         if args.sheet is not None and extremes is not None:
             _write_sheet(args.sheet, extremes, facts)
             facts["sheet"] = args.sheet

@@ -176,7 +176,7 @@ def export(args: ExportArguments) -> int:
     target = _target(stdout_or(args.output, json=args.json and not args.dry_run), args)
     with open_output(json=args.json, quiet=args.quiet) as out:
         found = find_model(args.model, out=out, allow_older=args.allow_older)
-        loaded = load_model(found, import_options=args.foreign.import_options(), echo=out.note)
+        loaded = load_model(found, import_options=args.foreign.import_options(), out=out)
         made = _write(loaded, target, args, out)
         if made is not None:
             out.result(*made)
@@ -244,8 +244,7 @@ def _write(loaded: Model, target: _Target, args: ExportArguments, out: Output) -
         encoded = target.format.write(gaussians, metadata)
     else:
         encoded, gaussians = _fit(gaussians, metadata, target.format, loaded, args, out)
-    for note in encoded.notes:
-        out.note(f"note: {note}")
+    out.note(*encoded.notes)
     return _finish(encoded.payload, len(gaussians), target.format.title, loaded, target.output, args, out)
 
 
@@ -295,7 +294,7 @@ class ExportAtEnd:
                 assert made is not None, "nothing goes to stdout"
                 facts, _ = made
                 written.append(facts["path"])
-                out.note(f"exported {facts['path']}: {facts['bytes'] / 1e6:,.1f} MB")
+                out.message(f"exported {facts['path']}: {facts['bytes'] / 1e6:,.1f} MB")
         except SplatError as error:
             return {"exports": written}, error
         return {"exports": written}, None
@@ -307,7 +306,7 @@ class ExportAtEnd:
         words = [word for file in self.files for word in ("--export", str(file))]
         go_on = "the same command" if run is None else shlex.join(["splat", "resume", str(run), *words])
         names, verb = " and ".join(map(str, self.files)), "is" if len(self.files) == 1 else "are"
-        out.note(f"note: {names} {verb} not written, because the run has not finished; {go_on} goes on and writes then")
+        out.note(f"{names} {verb} not written, because the run has not finished; {go_on} goes on and writes then")
 
 
 def _refuse_choices(args: ExportArguments) -> None:
@@ -330,7 +329,7 @@ def _fit(
     )
     made = fitted.gaussians
     palette = "" if fitted.entries is None else f", a palette of {fitted.entries:,} harmonics"
-    out.note(
+    out.message(
         f"target size: {len(made):,} of {len(gaussians):,} Gaussians, SH degree {made.sh_degree} of "
         f"{gaussians.sh_degree}{palette}: {fitted.size:,} of {target:,} bytes"
     )
@@ -396,7 +395,7 @@ def write_stream(
         return simplify_in_steps(part, level_counts(len(part), levels)[1:], of_part)
 
     written = write_streamed(gaussians, folder, metadata, coarser)
-    out.note(f"levels of {_listed(written.counts)} Gaussians in {written.chunks} chunks, {written.bytes:,} bytes")
+    out.message(f"levels of {_listed(written.counts)} Gaussians in {written.chunks} chunks, {written.bytes:,} bytes")
     facts = {"bytes": written.bytes, "num_gaussians": len(gaussians), "levels": written.counts}
     return {"path": folder / INDEX, **facts, "chunks": written.chunks}
 
@@ -416,10 +415,10 @@ def _contributions(
     from splatcli.edit.simplify import contributions
 
     if loaded.checkpoint is None:
-        out.note("note: a file of splats has no cameras to tell which Gaussians count; a run has")
+        out.note("a file of splats has no cameras to tell which Gaussians count; a run has")
         return None
     if any(loaded.checkpoint.dataset.offset) and args.frame is Frame.INPUT:
-        out.note("note: with --frame input the cameras do not tell which Gaussians count")
+        out.note("with --frame input the cameras do not tell which Gaussians count")
         return None
     return contributions(gaussians, loaded.checkpoint.training_cameras(), antialiased=loaded.antialiased)
 
@@ -442,7 +441,7 @@ def _cameras(loaded: Model, frame: Frame, out: Output) -> bytes:
         back = Similarity(shift=np.array(offset))
         return cameras_json([move_camera(camera, back) for camera in cameras]).encode()
     if any(offset):
-        out.note(f"note: the scene lies far from its origin and was moved: {offset_text(offset)}")
+        out.note(f"the scene lies far from its origin and was moved: {offset_text(offset)}")
     return cameras_json(cameras, offset).encode()
 
 
@@ -459,15 +458,15 @@ def _selected(
     comments = []
     if any(offset) and args.frame is Frame.INPUT:
         gaussians, error = moved(gaussians, offset)
-        out.note(f"note: in the input's own frame float32 tells positions to {error:.2g} units only")
+        out.note(f"in the input's own frame float32 tells positions to {error:.2g} units only")
     elif any(offset):
         comments = [f"splatcli: {offset_text(offset)}"]
-        out.note(f"note: the scene lies far from its origin and was moved: {offset_text(offset)}")
+        out.note(f"the scene lies far from its origin and was moved: {offset_text(offset)}")
     place = None if checkpoint is None else place_note(checkpoint)
     if place is not None:
         comments.append(f"splatcli: {place}")
         if chosen.name not in COMMENTED:
-            out.note(f"note: {place}; {chosen.title} has no place for that")
+            out.note(f"{place}; {chosen.title} has no place for that")
     gaussians, notes = select_for_format(
         gaussians, chosen, crop=crop, min_opacity=args.min_opacity, sh_degree=args.sh_degree
     )
@@ -475,8 +474,7 @@ def _selected(
         raise UsageError(
             "the model has no Gaussians, and only a PLY can hold none", where=loaded.path, remedy="-o scene.ply"
         )
-    for note in notes:
-        out.note(f"note: {note}")
+    out.note(*notes)
     return gaussians, ExportMetadata.of(checkpoint, comments, antialiased=loaded.antialiased)
 
 

@@ -144,11 +144,10 @@ def mesh(args: MeshArguments) -> int:
     with open_output(json=args.json, quiet=args.quiet) as out:
         device = resolve_device(args.device)
         path = find_model(args.model, out=out, allow_older=args.allow_older)
-        loaded = load_model(path, device, import_options=args.foreign.import_options(), echo=out.note)
+        loaded = load_model(path, device, import_options=args.foreign.import_options(), out=out)
         refuse_empty(loaded)
         gaussians, notes = select(loaded.gaussians, crop=region)
-        for note in notes:
-            out.note(f"note: {note}")
+        out.note(*notes)
         checkpoint = loaded.checkpoint
         made = build_mesh(
             gaussians,
@@ -197,13 +196,13 @@ def _cameras(loaded: Model, args: MeshArguments, out: Output) -> list[Camera]:
 
     if args.views is None and args.data is None and loaded.checkpoint is None:
         out.note(
-            f"note: the model has no cameras, {_VIEWS} around it are used; "
+            f"the model has no cameras, {_VIEWS} around it are used; "
             f"--views {camera_file_beside(loaded.path) or CAMERA_FILE} or --data SCENE has better ones"
         )
         return views_from_all_sides(loaded.gaussians, _VIEWS)
     chosen, _ = views_of(loaded, args.views or "train", args.data, None, PathOptions())
     if chosen.note is not None:
-        out.note(f"note: {chosen.note}")
+        out.note(chosen.note)
     return chosen.cameras
 
 
@@ -218,14 +217,14 @@ def _comments(loaded: Model, out: Output) -> list[str]:
     comments = [] if place is None else [place]
     if any(offset):
         comments.append(offset_text(offset))
-        out.note(f"note: the scene lies far from its origin and was moved: {offset_text(offset)}")
+        out.note(f"the scene lies far from its origin and was moved: {offset_text(offset)}")
     return comments
 
 
 def _report(made: Made, path: Path, size: int, out: Output) -> None:
     mesh = made.mesh
     open_edges = mesh.open_edges()
-    out.note(
+    out.message(
         f"{len(mesh.faces):,} triangles, {len(mesh.vertices):,} vertices, "
         f"{'closed' if not open_edges else 'open'}; voxels of {made.region.voxel:.4g}; "
         f"{made.kept:,} of {made.found:,} components; surfaces up to a depth of {made.max_depth:.4g}"

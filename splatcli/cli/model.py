@@ -7,7 +7,6 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -145,13 +144,13 @@ def load_model(
     *,
     import_options: ImportOptions | None = None,
     cameras: CameraSource | None = None,
-    echo: Callable[[str], None] | None = None,
+    out: Output | None = None,
     mapped: bool = False,
 ) -> Model:
     """Read a checkpoint, a file of splats or a checkpoint of another program, recognised by its content.
 
     import_options: how files of other programs are to be taken.
-    cameras: those that are going to be used, for messages. echo: gets what the user should know of the file.
+    cameras: those that are going to be used, for messages. out: gets the notes on the file.
     mapped: as for load_checkpoint().
     Raises ModelFileError.
     """
@@ -162,8 +161,8 @@ def load_model(
 
     with os_errors(UnreadableError, path):
         import_options = import_options or ImportOptions()
-        if echo is not None:
-            echo(f"reading {path}")
+        if out is not None:
+            out.message(f"reading {path}")
         if is_own_checkpoint(path):
             if import_options.space is not None:
                 raise UsageError(
@@ -178,9 +177,8 @@ def load_model(
             )
         model = import_model(path, lenient=import_options.lenient)
         gaussians, notes = to_gaussians(model, import_options, path, cameras)
-        if echo is not None:
-            for note in notes:
-                echo(f"note: {note}")
+        if out is not None:
+            out.note(*notes)
         return Model(path, model.origin, gaussians.to(device), None, len(model) - len(gaussians), model.antialiased)
 
 

@@ -132,7 +132,7 @@ def ground_truth_of(
         except SceneError as error:
             if data is not None or needed:
                 raise
-            out.note(f"note: renders are not compared with images: {error.what} ({error.where})")
+            out.note(f"renders are not compared with images: {error.what} ({error.where})")
             return None
         theirs = None if other is None else other.checkpoint
         if other is not None and theirs is not None and _reads_alike(checkpoint, theirs):

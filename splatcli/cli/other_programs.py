@@ -354,7 +354,7 @@ def _is_model(folder: Path) -> bool:
 
 def _moved(scene: Path, given: Path) -> tuple[Path, str]:
     shown = _shortened(scene, given)
-    return shown, f"note: {given} belongs to the scene {shown}, which is trained"
+    return shown, f"{given} belongs to the scene {shown}, which is trained"
 
 
 def _shortened(scene: Path, given: Path) -> Path:

@@ -273,7 +273,7 @@ def render(args: RenderArguments) -> int:
         check_format(output, args.format)  # before the model is read
         views = _default_views(request) if args.views is None else args.views
         if args.views is None and views == "orbit":
-            out.note("the camera moves round the model: --views orbit; --views test for the held-out images")
+            out.message("the camera moves round the model: --views orbit; --views test for the held-out images")
         path_options = _path_options(args, views)
         wanted = resolve_device(args.device)
         path = find_model(args.model, out=out, allow_older=args.allow_older)
@@ -283,7 +283,7 @@ def render(args: RenderArguments) -> int:
             wanted,
             import_options=import_options,
             cameras=lambda: views_of(None, views, args.data, args.cameras, path_options, request.size)[0].cameras,
-            echo=out.note,
+            out=out,
         )
         chosen, scene = views_of(loaded, views, args.data, args.cameras, path_options, request.size)
         render_views(loaded, chosen, scene, request, out)
@@ -373,7 +373,7 @@ def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderO
     if opts.projection is not None and opts.projection != "equirectangular":
         chosen = chosen.projected(opts.projection, lambda camera: median_distance(model.gaussians, camera))
     if chosen.note is not None:
-        out.note(f"note: {chosen.note}")
+        out.note(chosen.note)
     target = resolve_target(opts.output, opts.format, len(chosen.cameras), default_folder(model, chosen.label))
     if target.file is not None:
         check_file_place(target.file)
@@ -390,7 +390,9 @@ def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderO
     if "depth" in kinds and target.format != "exr":
         near_far = opts.depth_range or model_renderer.depth_range(chosen.cameras)
         near, far = near_far
-        out.note(f"depth colours: red at {near:.4g} and nearer, violet at {far:.4g} and farther (Turbo over 1/depth)")
+        out.message(
+            f"depth colours: red at {near:.4g} and nearer, violet at {far:.4g} and farther (Turbo over 1/depth)"
+        )
     foreign = None if scene is None or model.checkpoint is not None else scene.root
     renderer = ViewRenderer(model_renderer, kinds, ground_truth, near_far)
     session = _RenderSession(renderer, chosen.cameras, out, foreign)
@@ -413,9 +415,8 @@ def _save_cameras(path: Path, chosen: Views, fps: float | None, out: Output) -> 
     else:
         text, notes = cameras_json(chosen.cameras), []
     write_bytes(path, text.encode())
-    for note in notes:
-        out.note(f"note: {note}")
-    out.note(f"cameras written: {path}")
+    out.note(*notes)
+    out.message(f"cameras written: {path}")
 
 
 class _RenderSession:
@@ -453,7 +454,7 @@ class _RenderSession:
         if not self._scores:
             return {"psnr": None, "ssim": None}
         psnr, ssim = mean_scores(self._scores)
-        self._out.note(f"mean over {counted(len(self._scores), 'view')}: PSNR {psnr:.2f} dB  SSIM {ssim:.4f}")
+        self._out.message(f"mean over {counted(len(self._scores), 'view')}: PSNR {psnr:.2f} dB  SSIM {ssim:.4f}")
         if self._foreign is not None and (note := unlike_note(psnr, self._foreign)) is not None:
             self._out.warn(note)
         return {"psnr": psnr, "ssim": ssim}
@@ -549,7 +550,7 @@ def _write_video(
         facts |= {"frames": len(session.cameras), "fps": fps, "width": width, "height": height}
         out.result({"paths": [target.file], **session.figures(), **facts}, [target.file])
         return
-    out.note(
+    out.message(
         f"raw frames: {len(session.cameras)} of {width}x{height}, 8-bit RGB, top row first; ffmpeg options: "
         f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps:g} -i -"
     )

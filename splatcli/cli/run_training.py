@@ -108,8 +108,7 @@ def note_unused(config: Config, given: Iterable[str], out: Output) -> None:
     """Print a note for each given setting that has no effect."""
     from splatcli.config import unused_settings
 
-    for text in unused_settings(config, given):
-        out.note(f"note: {text}")
+    out.note(*unused_settings(config, given))
 
 
 @dataclass(slots=True)
@@ -152,7 +151,7 @@ def start_training(run: NewRun, context: RunContext) -> int:
         show_sfm(named, place, out)
         return 0
     if earlier is not None:
-        out.note(f"continuing the run from {earlier}")
+        out.message(f"continuing the run from {earlier}")
         return resume_training(earlier, ResumeOverrides(), context, explain_split=explain_split)
     with Requests(ECHO if group else 0.0) as requests:
         start = _read_start(run, place, context)
@@ -175,7 +174,7 @@ def start_training(run: NewRun, context: RunContext) -> int:
         requests.listen_for_stops()
         with _open_run_dir(group, lambda: _new_run_dir(named, run.output, overwrite=run.overwrite)) as run_dir:
             if run_dir.moved_aside is not None:
-                out.note(f"note: the run that was in {run_dir.path} is now {run_dir.moved_aside}")
+                out.note(f"the run that was in {run_dir.path} is now {run_dir.moved_aside}")
             run_dir.write_report(REQUEST, run.request.as_json())
             with _slow_section(group, "building the model"):
                 trainer = Trainer.start(
@@ -222,7 +221,7 @@ def _read_start(run: NewRun, place: Path, context: RunContext) -> _Start:
         if config.data.masks not in (None, NONE, ALPHA):
             found["data.masks"] = "masks"  # splat sfm writes the masks of any folder there
         config = run.rebuild_config(found)
-    out.note(f"reading {config.data.scene}")
+    out.message(f"reading {config.data.scene}")
     with _slow_section(group, "reading the scene"):
         model = _initial_model(config, run.import_options, out)
         scene, lacking = _scene_without_tracks(run, config)
@@ -279,7 +278,7 @@ def resume_training(path: Path, overrides: ResumeOverrides, context: RunContext,
     _check_own_checkpoint(path)
     seen = [] if run is None else _checkpoint_names(run)
     with Requests(ECHO if group else 0.0) as requests:
-        out.note(f"reading {path}")
+        out.message(f"reading {path}")
         with _slow_section(group, "reading the checkpoint"):
             # A state larger than memory is mapped, not read; with sharded Gaussians each process reads its part.
             checkpoint = load_checkpoint(path, mapped=sharded or _wants_offload(path, overrides))
@@ -295,7 +294,7 @@ def resume_training(path: Path, overrides: ResumeOverrides, context: RunContext,
         _note_stop(context.stop_at, checkpoint.step, config.train.iterations, out)
         command = f"splat resume {shlex.quote(str(named))}"
         if checkpoint.step == config.train.iterations:
-            out.note(f"the run is finished at step {checkpoint.step}; for more steps: {command} --iterations N")
+            out.message(f"the run is finished at step {checkpoint.step}; for more steps: {command} --iterations N")
             unchanged = config == checkpoint.config and overrides == ResumeOverrides() and context.live is None
             if unchanged and _report_last_result(path, context, held_out=bool(checkpoint.test)):
                 return 0
@@ -303,7 +302,7 @@ def resume_training(path: Path, overrides: ResumeOverrides, context: RunContext,
         check_batch(config, None if group is None else group.size)
         if sharded:
             check_sharded(config, viewer=context.live is not None)
-        out.note(f"reading {root}")
+        out.message(f"reading {root}")
         with _slow_section(group, "reading the scene"), _skipping_in_a_new_run(root, named):
             data, more = (config.data, []) if "data.points" in requested else data_to_resume(config.data)
             scene = read_scene(root, data, background=training_image_background(config))
@@ -346,9 +345,9 @@ def _check_own_checkpoint(path: Path) -> None:
 def _note_stop(stop_at: int | None, step: int, last: int, out: Output) -> None:
     """Print a note where a run of so many steps, which continues at ``step``, cannot stop after step ``stop_at``."""
     if stop_at is not None and stop_at > last:
-        out.note(f"note: the run ends at step {last:,}, before --stop-at {stop_at}; --iterations N makes it longer")
+        out.note(f"the run ends at step {last:,}, before --stop-at {stop_at}; --iterations N makes it longer")
     elif stop_at is not None and stop_at <= step < last:
-        out.note(f"note: no step is done: the run is at step {step:,}, and --stop-at {stop_at} is not after that")
+        out.note(f"no step is done: the run is at step {step:,}, and --stop-at {stop_at} is not after that")
 
 
 def _report_last_result(path: Path, context: RunContext, *, held_out: bool) -> bool:
@@ -472,7 +471,7 @@ def _points_for(run: NewRun, scene: Scene, config: Config, place: Path, context:
     """
     if run.dry:
         time_too = "" if run.limit is None else ", if the time suffices"
-        context.out.note(f"note: the scene has no points; splat train triangulates them first{time_too}")
+        context.out.note(f"the scene has no points; splat train triangulates them first{time_too}")
         return None
     seconds = None if run.limit is None else POINTS_SHARE * (run.limit - process_age())
     return _on_rank0(
@@ -582,10 +581,10 @@ def _initial_model(config: Config, import_options: ImportOptions, out: Output) -
         find_model(path, out=out),
         import_options=import_options,
         cameras=lambda: read_scene(Path(config.data.scene), config.data).cameras,
-        echo=out.note,
+        out=out,
     )
     if model.antialiased and not config.train.antialiased:
-        out.note(f"note: {path} was trained antialiased; --antialiased trains it on so")
+        out.note(f"{path} was trained antialiased; --antialiased trains it on so")
     return model
 
 
@@ -671,7 +670,7 @@ def run_trainer(
         context.exports.note_unwritten(trainer.run_dir.path, out)
     if problem is None and stopped.reason == "finished" and trainer.state.config.data.block is None:
         exported = bool(facts.get("exports"))
-        out.note(summary(trainer, stopped.path, score, probed, explain_split=explain_split, exported=exported))
+        out.message(summary(trainer, stopped.path, score, probed, explain_split=explain_split, exported=exported))
     out.result(facts, [stopped.path])
     if (failed := problem or lost) is not None:
         raise failed

@@ -182,7 +182,7 @@ def sfm(args: SfmArguments) -> int:
         from splatcli.sfm.options import SfmOptions
 
         if args.images.is_dir():  # a walk through a large tree takes minutes
-            out.note(f"looking for images and videos in {args.images}")
+            out.message(f"looking for images and videos in {args.images}")
         inputs = None
         if args.cameras is None:
             _note_cameras(args.images, out)
@@ -196,7 +196,7 @@ def sfm(args: SfmArguments) -> int:
             given["cameras"] = known_cameras(scene, inputs)
             if left_out := len(inputs.names) - len(given["cameras"]):
                 what = f"not among the views of {args.cameras}"
-                out.note(f"note: {counted(left_out, f'image is {what}', f'images are {what}')}, and left out")
+                out.note(f"{counted(left_out, f'image is {what}', f'images are {what}')}, and left out")
         if args.gcp is not None:
             given["control_points"] = read_control_points(args.gcp).as_dict()
         chosen = SfmOptions(**{name: value for name, value in given.items() if value is not None})
@@ -226,7 +226,7 @@ def _note_cameras(images: Path, out: Output) -> None:
     if files is not None:
         scene = shlex.quote(str(images))
         out.note(
-            f"note: {images} has cameras ({files}), and others are estimated here; splat train {scene} takes those "
+            f"{images} has cameras ({files}), and others are estimated here; splat train {scene} takes those "
             f"that it has, splat sfm {scene} --cameras {scene} triangulates points with them"
         )
 
@@ -292,14 +292,13 @@ def find_cameras(
     folder = result.folder
     if result.reused:
         what = "points" if chosen.cameras is not None else "cameras"
-        out.note(f"{what} found before are used: {_shown(folder)}")
+        out.message(f"{what} found before are used: {_shown(folder)}")
         if result.is_earlier and chosen.cameras is None:
             anew = shlex.join(["splat", "sfm", str(inputs.path), "-o", str(folder), "--overwrite"])
-            out.note(f"note: an earlier version found them; {anew} finds them anew, in another frame")
+            out.note(f"an earlier version found them; {anew} finds them anew, in another frame")
     else:
-        out.note("\n".join(lines(result.facts)))
-    for note in notes(result.facts):
-        out.note(f"note: {note}")
+        out.message("\n".join(lines(result.facts)))
+    out.note(*notes(result.facts))
     for doubt in doubts(result.facts):
         out.warn(doubt)
     return result
@@ -316,7 +315,7 @@ def scene_with_cameras(path: Path, data: DataConfig, *, run: Path, overwrite: bo
     if not lacks_cameras(path, data):
         return path
     _check_new(run, overwrite=overwrite)
-    out.note(f"{scene_name(path)} has no cameras: splat sfm estimates them first")
+    out.message(f"{scene_name(path)} has no cameras: splat sfm estimates them first")
     inputs = find_input(path, data.masks)
     return find_cameras(inputs, SfmOptions(), beside=run.parent, device=_sfm_device(device), out=out).folder
 
@@ -366,11 +365,11 @@ def scene_with_points(
         inputs, chosen, suffices = points_request(scene, data, seconds)
         if not suffices and made_before(inputs, chosen, run.parent) is None:
             out.note(
-                f"note: training begins with random points, because the time is too short for others; {command} "
+                f"training begins with random points, because the time is too short for others; {command} "
                 "triangulates better ones (docs/quality.md)"
             )
             return None
-        out.note(
+        out.message(
             "the scene has no points: splat sfm triangulates them first, and keeps them beside the run for later "
             "ones; --init random starts without"
         )
@@ -399,7 +398,7 @@ def scene_with_points(
     if chosen.max_image_size < SfmOptions().max_image_size and not result.reused:
         reason = "training images of this size" if seconds is None else "the time and training images of this size"
         out.note(
-            f"note: features were found at {chosen.max_image_size} pixels, for {reason}; {command} finds more points, "
+            f"features were found at {chosen.max_image_size} pixels, for {reason}; {command} finds more points, "
             "for --points"
         )
     if result.facts["points"] < LEAST_POINTS:
@@ -449,4 +448,4 @@ class _PhaseProgress(ProgressBar):
         self._out.event("sfm", {"phase": phase, "done": done, "total": total})
         if not self._out.json:
             left = f"  {format_time((total - done) / rate)} left" if rate is not None and done < total else ""
-            self._out.note(f"{phase}: {done} of {total} {_COUNTED[phase]}{left}")
+            self._out.message(f"{phase}: {done} of {total} {_COUNTED[phase]}{left}")

@@ -78,7 +78,7 @@ class LongRunNote:
         left = self._trainer.steps_left() * (now - since) / (step - first)
         if left > _LONG:
             self._out.note(
-                f"note: about {format_time(left)} are left on this CPU; --max-time 10m, --preset fast or a larger "
+                f"about {format_time(left)} are left on this CPU; --max-time 10m, --preset fast or a larger "
                 "-r take less (Ctrl-C saves and stops)"
             )
 
@@ -137,7 +137,7 @@ class TimeBudget:
                 remedy=f"give more than {math.ceil(limit - left)} s",
             )
         steps, count = step_times.plan(PLANNED * left, self._start, self._most)
-        out.note(f"{limit:.0f} s allow about {steps:,} steps and {count:,} Gaussians")
+        out.message(f"{limit:.0f} s allow about {steps:,} steps and {count:,} Gaussians")
         self.config = self._planned(steps, count)
 
     def take_first_gaussians(self) -> tuple[Gaussians, list[str]] | None:

@@ -141,7 +141,7 @@ class TrainArguments:
         if not os.path.isfile(path) or not is_point_cloud(path):  # a place that is hidden is reported when it is read
             return self, None
         others = {key: value for key, value in self.settings.items() if key != "model.init"}
-        note = f"note: {init} holds points, no Gaussians: --init is taken as --points {shlex.quote(init)}"
+        note = f"{init} holds points, no Gaussians: --init is taken as --points {shlex.quote(init)}"
         return replace(self, settings={**others, "data.points": init}), note
 
     def build(self, values: Mapping[str, Any]) -> Config:
@@ -212,8 +212,7 @@ def train(args: TrainArguments) -> int:
             )
         with joined_group(mode, device, out) as (group, own_device):
             ranks = processes.ranks if group is None else group.size
-            for text in filter(None, (note, points_note)):
-                out.note(text)
+            out.note(*filter(None, (note, points_note)))
             # The request has no default batch of ranks, so that another number of ranks recognises the run.
             request = RunRequest(
                 args.build_over_assignments, {"--max-time": args.max_time, **args.foreign.request()}, {}

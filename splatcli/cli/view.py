@@ -65,7 +65,7 @@ def live_page(wanted: bool, *, host: str | None, port: int | None, out: Output) 
     host = "127.0.0.1" if host is None else host
     risk = "watch and pause this run"
     with serving(live, host=host, port=port, risk=risk, out=out, flags="--viewer-") as server:
-        out.note(f"viewer: {server.url}")
+        out.message(f"viewer: {server.url}")
         out.event("viewer", {"url": server.url})
         yield live
 
@@ -141,7 +141,7 @@ def view(args: ViewArguments) -> int:
             shown.load()
             with suppress(KeyboardInterrupt):
                 out.result({"url": server.url, "path": shown.path}, [server.url])
-                out.note("Press Ctrl-C to stop")
+                out.message("Press Ctrl-C to stop")
                 if _has_display() if args.open_browser is None else args.open_browser:
                     open_page(server.url)
                 wait()
@@ -185,7 +185,7 @@ class _Shown:
         from splatcli.viewer.path_editor import SUPERSPLAT_VIEW, editor_documents, editor_module
 
         version = _version(self.path)  # before it is read: a file that is replaced meanwhile is read again
-        loaded = load_model(self.path, import_options=self._reading, echo=self._out.note)
+        loaded = load_model(self.path, import_options=self._reading, out=self._out)
         refuse_empty(loaded)
         gaussians, _ = select(loaded.gaussians, sh_degree=min(_SH_DEGREE, loaded.gaussians.sh_degree))
         reported = replace(
@@ -202,9 +202,11 @@ class _Shown:
             **editor_documents(SUPERSPLAT_VIEW),
         }
         self._loaded = version
-        self._out.note(f"{self.path}: {len(gaussians):,} Gaussians" + ("" if exact else ", shown as a compressed PLY"))
+        self._out.message(
+            f"{self.path}: {len(gaussians):,} Gaussians" + ("" if exact else ", shown as a compressed PLY")
+        )
         if loaded.gaussians.sh_degree > _SH_DEGREE:
-            self._out.note(f"note: shown up to SH degree {_SH_DEGREE}, the limit of the viewer")
+            self._out.note(f"shown up to SH degree {_SH_DEGREE}, the limit of the viewer")
 
     def _look_again(self) -> None:
         """Load the newest checkpoint of a run; keep the present one if that fails."""

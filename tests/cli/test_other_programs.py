@@ -125,7 +125,7 @@ def test_parts_of_a_scene_stand_for_it(colmap: Path, monkeypatch: pytest.MonkeyP
     for part in ("sparse", "sparse/0", "images"):
         found, note = scene_to_train(colmap / part, is_layout_given=False)
         assert found == colmap
-        assert note == f"note: {colmap / part} belongs to the scene {colmap}, which is trained"
+        assert note == f"{colmap / part} belongs to the scene {colmap}, which is trained"
         assert scene_to_train(colmap / part, is_layout_given=True) == (colmap / part, None)
     monkeypatch.chdir(colmap.parent)
     assert scene_to_train(Path("a scene/sparse/0/"), is_layout_given=False)[0] == Path("a scene")

@@ -36,7 +36,7 @@ def test_quiet_leaves_errors_only(capfd: pytest.CaptureFixture[str]) -> None:
     from splatcli.errors import SceneError
 
     out = Output(quiet=True)
-    out.note("a")
+    out.message("a")
     out.warn("b")
     out.error(SceneError("c"))
     assert capfd.readouterr().err == "error[E003]: c\n"

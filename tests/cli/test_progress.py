@@ -204,7 +204,7 @@ with open_output(json="--json" in sys.argv, quiet="-q" in sys.argv) as out:
     console._SHOWN_AFTER = 0.0
     for item in track(range(5), "reading image headers"):
         if item == 2:
-            out.note("a message")
+            out.message("a message")
         time.sleep(0.15)
     with ProgressBar(out, unit="it") as bar:
         bar.update("train", 1, 9)
