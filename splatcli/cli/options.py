@@ -429,6 +429,9 @@ Lenient = Annotated[
 #: Aliases of one flag; under the second one processes on the CPU are refused.
 RANKS = ("--ranks", "--gpus")
 
+#: What ``--distributed`` takes.
+REPLICATED, SHARDED = MODES = ("replicated", "sharded")
+
 
 @dataclass(frozen=True)
 class RankOptions:
@@ -455,6 +458,10 @@ class RankOptions:
             rich_help_panel="Several processes",
         ),
     ] = None
+
+    @property
+    def sharded(self) -> bool:
+        return self.distributed == SHARDED
 
 
 @dataclass(frozen=True)
@@ -556,23 +563,3 @@ SCENE_SETTINGS = tuple(
         *("points", "skip_bad_images", "strict"),
     )
 )
-
-
-# --- command lines for ranks ------------------------------------------------------------------------------------------
-
-
-def without_ranks(arguments: list[str]) -> list[str]:
-    """Return a command line without --ranks and --distributed."""
-    kept = []
-    pending = iter(arguments)
-    for word in pending:
-        if word in (*RANKS, "--distributed"):
-            next(pending, None)
-        elif not word.startswith(tuple(f"{name}=" for name in (*RANKS, "--distributed"))):
-            kept.append(word)
-    return kept
-
-
-def name_of_ranks(arguments: list[str]) -> str:
-    """Return the alias of --ranks that a command line uses."""
-    return next((name for name in RANKS for word in arguments if word.split("=")[0] == name), RANKS[0])

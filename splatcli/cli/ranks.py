@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from splatcli.cli.console import Output
+from splatcli.cli.options import MODES, RANKS, REPLICATED, RankOptions
 from splatcli.errors import DistributedError, SplatError, UsageError
 from splatcli.sizes import counted, gib
 
@@ -19,30 +20,47 @@ if TYPE_CHECKING:
 #: Memory of a process that has loaded torch and has no scene yet: 300 MB measured, of which files are shared.
 _RANK_BYTES = 200 << 20
 
-#: What ``--distributed`` takes.
-REPLICATED, SHARDED = MODES = ("replicated", "sharded")
 
+def start_ranks(processes: RankOptions, words: list[str], *, device: str, out: Output) -> int:
+    """Run the command line ``words`` as the processes of this machine that it asks for; return one exit code.
 
-def start_ranks(ranks: int, arguments: list[str], *, device: str, mode: str | None, asked: str, out: Output) -> int:
-    """Run ``splat`` with ``arguments`` as ``ranks`` processes of this machine; return one exit code.
-
-    device: as on the command line; each rank needs a GPU of its own. mode: of MODES. asked: the option's name.
+    device: as on the command line; each rank needs a GPU of its own.
     """
     from splatcli import machine
     from splatcli.distributed.launch import launch
 
-    own = check_ranks(ranks, device=device, mode=mode, asked=asked)
+    own = check_ranks(processes, words, device=device)
+    ranks = processes.ranks
+    assert ranks is not None, "checked"
     if own == "cpu" and ranks > (cores := machine.cores()):
         out.warn(f"{ranks} processes share {counted(cores, 'core')}; one process uses all cores by itself")
     kind = ["--device", own]
-    command = [sys.executable, "-m", "splatcli", *arguments, "--distributed", mode or REPLICATED, *kind]
-    return launch(command, ranks, share_cores=own == "cpu")
+    command = [*_without_ranks(words), "--distributed", processes.distributed or REPLICATED, *kind]
+    return launch([sys.executable, "-m", "splatcli", *command], ranks, share_cores=own == "cpu")
 
 
-def check_ranks(ranks: int, *, device: str, mode: str | None, asked: str) -> str:
-    """Return the kind of device of ``ranks`` processes, cuda or cpu. Raises UsageError where they cannot be started."""
+def _without_ranks(words: list[str]) -> list[str]:
+    """Return a command line without --ranks and --distributed."""
+    kept = []
+    pending = iter(words)
+    for word in pending:
+        if word in (*RANKS, "--distributed"):
+            next(pending, None)
+        elif not word.startswith(tuple(f"{name}=" for name in (*RANKS, "--distributed"))):
+            kept.append(word)
+    return kept
+
+
+def check_ranks(processes: RankOptions, words: Sequence[str], *, device: str) -> str:
+    """Return the kind of device of the processes, cuda or cpu. Raises UsageError where they cannot be started.
+
+    words: the command line, for the alias of --ranks that it uses.
+    """
     from splatcli.native.backend import resolve_device
 
+    ranks, mode = processes.ranks, processes.distributed
+    assert ranks is not None, "--ranks is given"
+    asked = next((name for name in RANKS for word in words if word.split("=")[0] == name), RANKS[0])
     if mode is not None and "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
         raise UsageError(
             f"a launcher has started {os.environ['WORLD_SIZE']} ranks, of which this is one, and {asked} starts others",

@@ -86,7 +86,7 @@ def resume(args: ResumeArguments) -> int:
     from splatcli.cli.console import open_output
     from splatcli.cli.export import ExportAtEnd
     from splatcli.cli.model import find_model
-    from splatcli.cli.ranks import SHARDED, joined_group, start_ranks
+    from splatcli.cli.ranks import joined_group, start_ranks
     from splatcli.cli.run_training import ResumeOverrides, RunContext, resume_training
     from splatcli.cli.view import live_page
 
@@ -94,22 +94,14 @@ def resume(args: ResumeArguments) -> int:
     with open_output(json=args.json, quiet=args.quiet) as out:
         path = find_model(args.checkpoint, out=out, allow_older=True)
         if processes.ranks is not None:
-            words = options.without_ranks(sys.argv[1:])
-            # All ranks continue the run that was piped or found here.
-            named = words if args.checkpoint is not None else [words[0], str(path), *words[1:]]
-            return start_ranks(
-                processes.ranks,
-                named,
-                device=args.device,
-                mode=processes.distributed,
-                asked=options.name_of_ranks(sys.argv[1:]),
-                out=out,
-            )
+            words = sys.argv[1:]
+            if args.checkpoint is None:  # all ranks continue the run that was piped or found here
+                words.insert(1, str(path))
+            return start_ranks(processes, words, device=args.device, out=out)
         with (
             joined_group(processes.distributed, args.device, out) as (group, own_device),
-            live_page(args.page.viewer, host=args.page.host, port=args.page.port, out=out) as live,
+            live_page(args.page, out) as live,
         ):
             overrides = ResumeOverrides(args.data, args.config, args.all_assignments(), args.allowed or [])
-            sharded = processes.distributed == SHARDED
-            context = RunContext(own_device, out, live, args.stop_at, exports, group, sharded)
+            context = RunContext(own_device, out, live, args.stop_at, exports, group, processes.sharded)
             return resume_training(path, overrides, context)

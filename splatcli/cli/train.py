@@ -184,7 +184,7 @@ def train(args: TrainArguments) -> int:
     """
     from splatcli.cli.console import open_output
     from splatcli.cli.export import ExportAtEnd
-    from splatcli.cli.ranks import SHARDED, check_ranks, joined_group, start_ranks
+    from splatcli.cli.ranks import check_ranks, joined_group, start_ranks
     from splatcli.cli.run_request import RunRequest
     from splatcli.cli.run_training import NewRun, RunContext, start_training
     from splatcli.cli.view import live_page
@@ -197,19 +197,11 @@ def train(args: TrainArguments) -> int:
     scene, note = scene_to_train(args.scene, is_layout_given=layout)
     args, points_note = replace(args, scene=scene).with_points_of_init()
     with open_output(json=args.json, quiet=args.quiet) as out:
-        words, device, mode = sys.argv[1:], args.device, processes.distributed
+        device, mode = args.device, processes.distributed
         if args.dry_run and processes.ranks is not None:  # this process plans for all
-            device = check_ranks(processes.ranks, device=device, mode=mode, asked=options.name_of_ranks(words))
-            mode = None
+            device, mode = check_ranks(processes, sys.argv[1:], device=device), None
         elif processes.ranks is not None:
-            return start_ranks(
-                processes.ranks,
-                options.without_ranks(words),
-                device=args.device,
-                mode=processes.distributed,
-                asked=options.name_of_ranks(words),
-                out=out,
-            )
+            return start_ranks(processes, sys.argv[1:], device=device, out=out)
         with joined_group(mode, device, out) as (group, own_device):
             ranks = processes.ranks if group is None else group.size
             out.note(*filter(None, (note, points_note)))
@@ -230,9 +222,8 @@ def train(args: TrainArguments) -> int:
                 ranks=ranks,
                 given=tuple(read_settings(args.settings, file=args.config, assignments=args.assignments)),
             )
-            with live_page(args.page.viewer, host=args.page.host, port=args.page.port, out=out) as live:
-                sharded = processes.distributed == SHARDED
-                context = RunContext(own_device, out, live, args.stop_at, exports, group, sharded)
+            with live_page(args.page, out) as live:
+                context = RunContext(own_device, out, live, args.stop_at, exports, group, processes.sharded)
                 if config.data.blocks is not None:
                     from splatcli.cli.blocks import train_blocks
 
@@ -251,7 +242,7 @@ def check(args: TrainArguments) -> int:
     args.check_settings()
     ExportAtEnd(args.export)
     if processes.ranks is not None:
-        check_ranks(processes.ranks, device=args.device, mode=processes.distributed, asked=options.RANKS[0])
+        check_ranks(processes, (), device=args.device)
     elif args.device != "auto":  # which takes what there is
         resolve_device(args.device)
     _checked(args, processes.ranks)
@@ -263,7 +254,7 @@ def _checked(args: TrainArguments, ranks: int | None) -> tuple[Config, Callable[
 
     Raises UsageError for settings and options that do not go together, and for a strategy that is not there.
     """
-    from splatcli.cli.ranks import SHARDED, check_sharded
+    from splatcli.cli.ranks import check_sharded
     from splatcli.cli.run_training import check_batch
     from splatcli.config import NAMED_STARTS
     from splatcli.train.densify import check_strategy
@@ -286,7 +277,7 @@ def _checked(args: TrainArguments, ranks: int | None) -> tuple[Config, Callable[
             where="--stop-at",
             remedy=f"-n {args.stop_at} for a run of so many steps; or leave out --stop-at",
         )
-    if args.processes.distributed == SHARDED:
+    if args.processes.sharded:
         check_sharded(config, viewer=args.page.viewer)
     args.foreign.check_model_is_given(config.model.init not in NAMED_STARTS)
     if config.data.blocks is not None:

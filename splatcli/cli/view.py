@@ -51,20 +51,20 @@ def serving(
 
 
 @contextmanager
-def live_page(wanted: bool, *, host: str | None, port: int | None, out: Output) -> Iterator[LiveRun | None]:
+def live_page(wanted: options.ViewerOptions, out: Output) -> Iterator[LiveRun | None]:
     """Serve a page that shows a run while it trains; None without --viewer, --viewer-host and --viewer-port.
 
     Of several processes of a run, only the one that prints serves it.
     """
-    if out.muted or (not wanted and host is None and port is None):
+    if out.muted or wanted == options.ViewerOptions():
         yield None
         return
     from splatcli.viewer.live_viewer import LiveRun
 
     live = LiveRun()
-    host = "127.0.0.1" if host is None else host
+    host = "127.0.0.1" if wanted.host is None else wanted.host
     risk = "watch and pause this run"
-    with serving(live, host=host, port=port, risk=risk, out=out, flags="--viewer-") as server:
+    with serving(live, host=host, port=wanted.port, risk=risk, out=out, flags="--viewer-") as server:
         out.message(f"viewer: {server.url}")
         out.event("viewer", {"url": server.url})
         yield live

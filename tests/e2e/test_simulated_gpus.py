@@ -21,6 +21,7 @@ from torch import Tensor
 
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli.commands import run
+from splatcli.cli.options import RankOptions
 from splatcli.cli.ranks import check_ranks
 from splatcli.distributed.launch import launch
 from splatcli.errors import UsageError
@@ -282,9 +283,9 @@ def test_the_doctor_renders_on_every_gpu(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_as_many_ranks_as_gpus() -> None:
     with simulated_gpus():
-        assert check_ranks(2, device="auto", mode="sharded", asked="--ranks") == "cuda"
+        assert check_ranks(RankOptions(2, "sharded"), ["--ranks", "2"], device="auto") == "cuda"
         with pytest.raises(UsageError, match="3 ranks want as many GPUs, and there are 2") as caught:
-            check_ranks(3, device="cuda", mode=None, asked="--gpus")
+            check_ranks(RankOptions(3), ["--gpus=3"], device="cuda")
         assert caught.value.remedy == "--gpus 2, or --device cpu"
 
 
