@@ -34,9 +34,9 @@ def start_ranks(processes: RankOptions, words: list[str], *, device: str, out: O
     assert ranks is not None, "checked"
     if own == "cpu" and ranks > (cores := machine.cores()):
         out.warn(f"{ranks} processes share {counted(cores, 'core')}; one process uses all cores by itself")
-    kind = ["--device", own]
-    command = [*_without_ranks(words), "--distributed", processes.distributed or REPLICATED, *kind]
-    return launch([sys.executable, "-m", "splatcli", *command], ranks, share_cores=own == "cpu")
+    end = words.index("--") if "--" in words else len(words)
+    command = [*_without_ranks(words[:end]), "--distributed", processes.distributed or REPLICATED, "--device", own]
+    return launch([sys.executable, "-m", "splatcli", *command, *words[end:]], ranks, share_cores=own == "cpu")
 
 
 def _without_ranks(words: list[str]) -> list[str]:

@@ -321,6 +321,14 @@ def test_an_exception_in_one_rank_gives_the_exit_code() -> None:
     assert joint_code([-2, -2]) == 130  # before there was anything to save
 
 
+@NEEDS_COMPILER
+def test_words_after_two_hyphens_are_no_flags_of_ranks(tmp_path: Path, shell: Callable[..., Done]) -> None:
+    write_scene(tmp_path / "-scene")
+    flags = "--ranks 2 --device cpu -n 2 --set data.resolution=1 -q -o run"
+    done = shell(f"cd {tmp_path} && splat train {flags} -- -scene")
+    assert (done.code, done.lines) == (0, ["run/ckpts/ckpt_000002.pt"]), done.err
+
+
 def test_a_rank_that_cannot_read_the_scene_is_the_one_to_say_so(tmp_path: Path, shell: Callable[..., Done]) -> None:
     done = shell(f"splat train {tmp_path}/nothing --ranks 2 --device cpu")
     assert done.code == 3, done.err
