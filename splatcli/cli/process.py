@@ -1,7 +1,8 @@
-"""The process: signals, pipes and memory limits, handled before anything heavy is imported."""
+"""The process: its age, signals, pipes and memory limits, handled before anything heavy is imported."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
@@ -10,19 +11,11 @@ import stat
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Self
 
 from splatcli.errors import ResourceError
-
-#: Bytes of address space that loading torch takes on Linux with one thread; measured with ulimit -v.
-_ADDRESS_SPACE = 1 << 30
-#: Further bytes for each thread (its stack and heap), and the largest number of threads counted.
-_OF_A_THREAD, _MOST_THREADS = 128 << 20, 64
-
-#: Options that print information and do nothing else.
-_WORDS = {"--help", "-h", "--help-all", "--version", "-V", "--install-completion", "--show-completion"}
-
 
 #: New objects, less freed ones, before Python looks for reference cycles; looks before one at older objects, twice.
 _GC_THRESHOLD = (50_000, 20, 100)
@@ -39,6 +32,20 @@ def collect_garbage_rarely() -> None:
 def leave_garbage() -> None:
     """Exempt all objects from the collection at the interpreter's end, which takes 0.6 s with torch loaded."""
     gc.freeze()
+
+
+_LOADED = time.monotonic()
+
+
+def process_age() -> float:
+    """Return seconds since the process started, or since this module was loaded where the system has no start time."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The name of the program, in parentheses, may hold anything; field 22 is the start in clock ticks.
+            fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+            return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
+    return time.monotonic() - _LOADED
 
 
 class PipeError(OSError):
@@ -71,16 +78,25 @@ def _audit_open(event: str, arguments: tuple[object, ...]) -> None:
         raise PipeError(errno.ESPIPE, text, path)
 
 
+#: Bytes of address space that loading torch takes on Linux with one thread; measured with ulimit -v.
+_ADDRESS_SPACE = 1 << 30
+#: Further bytes for each thread (its stack and heap), and the largest number of threads counted.
+_BYTES_PER_THREAD, _MOST_THREADS = 128 << 20, 64
+
+#: Options that print information and do nothing else.
+_INFORMATION = {"--help", "-h", "--help-all", "--version", "-V", "--install-completion", "--show-completion"}
+
+
 def require_address_space(argv: Sequence[str]) -> None:
     """Raise ResourceError if ``ulimit -v`` is too small for torch, whose libraries would end the process."""
-    if not argv or _WORDS.intersection(argv):
+    if not argv or _INFORMATION.intersection(argv):
         return
     try:
         import resource
     except ImportError:  # no such limits on this system
         return
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    needed = _ADDRESS_SPACE + _OF_A_THREAD * min(os.cpu_count() or 1, _MOST_THREADS)
+    needed = _ADDRESS_SPACE + _BYTES_PER_THREAD * min(os.cpu_count() or 1, _MOST_THREADS)
     if limit not in (resource.RLIM_INFINITY, -1) and limit < needed:
         raise ResourceError(
             f"the address space is limited to {limit >> 20:,} MiB; torch and its threads need {needed >> 20:,} MiB",
@@ -99,7 +115,7 @@ SAVE = "SIGUSR1"
 ECHO = 0.5
 
 
-class Requests:
+class SignalRequests:
     """Requests by signals while open; the previous handlers are restored at the end.
 
     Handlers only set flags, so a signal during a save lets it finish. SIGUSR1 is handled from the start, so it never

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from splatcli.cli.console import format_time, named_views
-from splatcli.cli.time_budget import process_age
+from splatcli.cli.process import process_age
 
 if TYPE_CHECKING:
     from splatcli.train.events import Evaluated, Probed

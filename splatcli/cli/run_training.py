@@ -18,12 +18,12 @@ from splatcli.cli.console import Output, make_reporter
 from splatcli.cli.dry_run import show_earlier, show_sfm, show_training
 from splatcli.cli.export import ExportAtEnd
 from splatcli.cli.model import Model, find_model, load_model, run_folder
-from splatcli.cli.process import ECHO, Requests, exit_code
+from splatcli.cli.process import ECHO, SignalRequests, exit_code, process_age
 from splatcli.cli.ranks import check_sharded
 from splatcli.cli.run_request import RunRequest, earlier_run
 from splatcli.cli.run_summary import summary
 from splatcli.cli.sfm import lacks_cameras, scene_with_cameras, scene_with_points
-from splatcli.cli.time_budget import POINTS_SHARE, LongRunNote, TimeBudget, process_age
+from splatcli.cli.time_budget import POINTS_SHARE, LongRunNote, TimeBudget
 from splatcli.disk import is_there
 from splatcli.errors import (
     LockedError,
@@ -153,7 +153,7 @@ def start_training(run: NewRun, context: RunContext) -> int:
     if earlier is not None:
         out.message(f"continuing the run from {earlier}")
         return resume_training(earlier, ResumeOverrides(), context, explain_split=explain_split)
-    with Requests(ECHO if group else 0.0) as requests:
+    with SignalRequests(ECHO if group else 0.0) as requests:
         start = _read_start(run, place, context)
         config, budget = start.config, None
         if run.limit is not None:
@@ -277,7 +277,7 @@ def resume_training(path: Path, overrides: ResumeOverrides, context: RunContext,
         check_unlocked(run)
     _check_own_checkpoint(path)
     seen = [] if run is None else _checkpoint_names(run)
-    with Requests(ECHO if group else 0.0) as requests:
+    with SignalRequests(ECHO if group else 0.0) as requests:
         out.message(f"reading {path}")
         with _slow_section(group, "reading the checkpoint"):
             # A state larger than memory is mapped, not read; with sharded Gaussians each process reads its part.
@@ -602,7 +602,7 @@ def _skipping_in_a_new_run(scene: Path, run: Path) -> Iterator[None]:
 
 def run_trainer(
     trainer: Trainer,
-    requests: Requests,
+    requests: SignalRequests,
     context: RunContext,
     *,
     budget: TimeBudget | None = None,

@@ -5,16 +5,13 @@ The time includes the start of the interpreter and of the libraries.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from splatcli.cli.console import Output, format_time
+from splatcli.cli.process import process_age
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,21 +19,6 @@ if TYPE_CHECKING:
     from splatcli.gaussians import Gaussians
     from splatcli.scene.scene import Scene
     from splatcli.train.trainer import Trainer
-
-
-_LOADED = time.monotonic()
-
-
-def process_age() -> float:
-    """Return seconds since the process started, or since this module was loaded where the system has no start time."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name of the program, in parentheses, may hold anything; field 22 is the start in clock ticks.
-            fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-            began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-            return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
-    return time.monotonic() - _LOADED
-
 
 #: Seconds for the last save and the end of the process.
 END_SECONDS = 1.0
@@ -114,7 +96,7 @@ class TimeBudget:
         )
 
         ends = time.monotonic() + limit - process_age()
-        self._remake = rebuild_config
+        self._rebuild_config = rebuild_config
         self._values: dict[str, Any] = {
             "model.random_points": RANDOM_POINTS,
             "schedule.num_downscales": halvings_for(scene),
@@ -180,4 +162,4 @@ class TimeBudget:
         values = {**self._values, "train.iterations": steps, "schedule.resolution_schedule": coarse}
         if not isinstance(self._given_cap, int):
             values["strategy.cap_max"] = count
-        return self._remake(values)
+        return self._rebuild_config(values)

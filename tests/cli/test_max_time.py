@@ -147,6 +147,6 @@ def test_a_correction_keeps_what_the_run_and_its_rollbacks_decided(
 
 
 def test_the_age_of_a_process_is_that_since_its_start() -> None:
-    program = "from splatcli.cli.time_budget import process_age; import time; time.sleep(0.5); print(process_age())"
+    program = "from splatcli.cli.process import process_age; import time; time.sleep(0.5); print(process_age())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert 0.5 <= float(done.stdout) < 600.0

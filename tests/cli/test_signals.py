@@ -19,7 +19,7 @@ import pytest
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.cli import commands
-from splatcli.cli.process import Requests, exit_code
+from splatcli.cli.process import SignalRequests, exit_code
 from tests.cli.tiny import QUICK
 from tests.forked import splat_command
 from tests.running import Splat
@@ -28,7 +28,7 @@ from tests.running import Splat
 def test_handlers_are_put_back() -> None:
     numbers = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")]
     before = [signal.getsignal(number) for number in numbers]
-    with Requests() as requests:
+    with SignalRequests() as requests:
         requests.listen_for_stops()
         assert requests.stop() is None
         os.kill(os.getpid(), signal.SIGTERM)
@@ -38,7 +38,7 @@ def test_handlers_are_put_back() -> None:
 
 
 def test_a_save_request_is_reported_once() -> None:
-    with Requests() as requests:
+    with SignalRequests() as requests:
         assert not requests.save()
         os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -48,7 +48,7 @@ def test_a_save_request_is_reported_once() -> None:
 
 
 def test_until_there_is_something_to_save_a_stop_is_obeyed_as_ever() -> None:
-    with Requests(), pytest.raises(KeyboardInterrupt):
+    with SignalRequests(), pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 
 
@@ -115,7 +115,7 @@ def test_ctrl_c_after_the_result_never_ends_the_process_by_the_signal(exported_p
 def test_what_nohup_ignores_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Requests() as requests:
+        with SignalRequests() as requests:
             requests.listen_for_stops()
             os.kill(os.getpid(), signal.SIGHUP)
             assert requests.stop() is None
