@@ -327,14 +327,8 @@ def _train_block(number: int, run: NewRun, folder: Path, context: RunContext) ->
     with os_errors(OutputError, folder):
         found = newest_checkpoint(folder, out=out, allow_older=True) if folder.is_dir() else None
     if found is None:
-        block = replace(
-            run,
-            config=run.rebuild_config(its),
-            rebuild_config=lambda values: run.rebuild_config({**its, **values}),
-            request=run.request.with_values(its),
-            output=folder,
-            given=(),  # reported for all blocks together
-        )
+        # Settings without effect are reported for all blocks together.
+        block = replace(run.with_values(its), request=run.request.with_values(its), output=folder, given=())
         return start_training(block, context)
     # _check_claim() has compared the scene and its points.
     places = ("data.scene", "data.points")

@@ -10,10 +10,8 @@ from splatcli.output_files import scene_name
 from splatcli.sizes import listed
 
 if TYPE_CHECKING:
-    from splatcli.cli.run_training import NewRun, RunContext
+    from splatcli.cli.run_training import NewRun, RunContext, RunStart
     from splatcli.config import Config
-    from splatcli.gaussians import Gaussians
-    from splatcli.scene.scene import Scene
 
 
 def show_sfm(images: Path, place: Path, out: Output) -> None:
@@ -33,10 +31,8 @@ def show_earlier(checkpoint: Path, out: Output) -> None:
     out.result({"dry_run": True, "continues": checkpoint}, [f"continues the run from {checkpoint}"])
 
 
-def show_training(
-    run: NewRun, context: RunContext, config: Config, scene: Scene, given: Gaussians | None, place: Path
-) -> None:
-    """Print the plan of a run. config: its settings, now that the scene is read. given: the model that it starts from.
+def show_training(start: RunStart, config: Config, place: Path, context: RunContext) -> None:
+    """Print the plan of a run. config: its settings; those of ``start`` with what --max-time decides.
 
     The time is that of a few steps, which are taken now and thrown away; of several processes, of a batch and of
     offloaded tensors it is that of one view in one process, on the device. Raises as new_state().
@@ -47,9 +43,10 @@ def show_training(
     from splatcli.train.start import check_trainable, first_gaussians, planned_config
     from splatcli.train.step_time import GAUSSIANS_PER_STEP, MEAN_SHARE, measure_step_time
 
+    run, scene = start.run, start.scene
     device, sharded = context.device, context.sharded
     check_trainable(config, scene)
-    gaussians, notes = first_gaussians(config, scene, given)
+    gaussians, notes = first_gaussians(config, scene, start.init_model)
     storage = storage_for(config.memory.offload, device, _existing(place))
     shards = (run.ranks or 1) if sharded else 1
     final, more = planned_config(config, scene, gaussians, device, shards=shards, storage=storage)

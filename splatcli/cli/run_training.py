@@ -9,7 +9,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ from splatcli.output_files import free_folder
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.imported import ImportOptions
     from splatcli.checkpoint.run_dir import RunDir
-    from splatcli.config import Config
+    from splatcli.config import Config, DataConfig
     from splatcli.distributed.process_group import ProcessGroup
     from splatcli.gaussians import Gaussians
     from splatcli.scene.relative_depths import NoTracksError
@@ -103,6 +103,14 @@ class NewRun:
     ranks: int | None = None
     given: tuple[str, ...] = ()
 
+    def with_values(self, values: dict[str, Any]) -> NewRun:
+        """Return the run with other settings under dotted keys, in place of those of the command line."""
+
+        def rebuild_config(others: dict[str, Any]) -> Config:
+            return self.rebuild_config({**values, **others})
+
+        return replace(self, config=rebuild_config({}), rebuild_config=rebuild_config)
+
 
 def note_unused(config: Config, given: Iterable[str], out: Output) -> None:
     """Print a note for each given setting that has no effect."""
@@ -111,20 +119,18 @@ def note_unused(config: Config, given: Iterable[str], out: Output) -> None:
     out.note(*unused_settings(config, given))
 
 
-@dataclass(slots=True)
-class _Start:
-    """The scene, settings and model that a new run starts from.
+@dataclass(frozen=True)
+class RunStart:
+    """What a new run starts from.
 
-    config: the settings, with what is known only now. init: where the first Gaussians come from, see resolve_init().
-    given: those of the model that ``--init`` names. found: values under dotted keys that are in ``config`` in place of
-    what the command line gives.
+    run: with the settings that are known only after reading the scene. init: where the first Gaussians come from, see
+    resolve_init(). init_model: the Gaussians that ``--init`` names.
     """
 
-    config: Config
+    run: NewRun
     scene: Scene
     init: str
-    given: Gaussians | None
-    found: dict[str, Any]
+    init_model: Gaussians | None
 
 
 def start_training(run: NewRun, context: RunContext) -> int:
@@ -155,21 +161,18 @@ def start_training(run: NewRun, context: RunContext) -> int:
         return resume_training(earlier, ResumeOverrides(), context, explain_split=explain_split)
     with SignalRequests(ECHO if group else 0.0) as requests:
         start = _read_start(run, place, context)
-        config, budget = start.config, None
+        config, budget = start.run.config, None
         if run.limit is not None:
-
-            def rebuild(values: dict[str, Any], found: dict[str, Any] = start.found) -> Config:
-                return run.rebuild_config({**found, **values})
-
-            budget = TimeBudget(run.limit, start.scene, start.given, context.device, rebuild, out)
+            rebuild = start.run.rebuild_config
+            budget = TimeBudget(run.limit, start.scene, start.init_model, context.device, rebuild, out)
             config = budget.config
         note_unused(config, run.given, out)
         if run.dry:
             makes_points = start.init == RANDOM != run.config.model.init
             if makes_points and not start.scene.images.has_depths:
                 # Depths would come with the points, which are not there yet.
-                config = run.rebuild_config({**start.found, "data.depths": None})
-            show_training(run, context, config, start.scene, start.given, place)
+                config = start.run.rebuild_config({"data.depths": None})
+            show_training(start, config, place, context)
             return 0
         requests.listen_for_stops()
         with _open_run_dir(group, lambda: _new_run_dir(named, run.output, overwrite=run.overwrite)) as run_dir:
@@ -182,7 +185,7 @@ def start_training(run: NewRun, context: RunContext) -> int:
                     start.scene,
                     run_dir=run_dir,
                     device=context.device,
-                    init_model=start.given,
+                    init_model=start.init_model,
                     initial=None if budget is None else budget.take_first_gaussians(),
                     group=group,
                     sharded=context.sharded,
@@ -194,7 +197,7 @@ def start_training(run: NewRun, context: RunContext) -> int:
             return run_trainer(trainer, requests, context, budget=budget, hint=hint, explain_split=explain_split)
 
 
-def _read_start(run: NewRun, place: Path, context: RunContext) -> _Start:
+def _read_start(run: NewRun, place: Path, context: RunContext) -> RunStart:
     """Find cameras where the scene has none, read it and the model of ``--init``, and find points where it lacks them.
 
     place: the folder of the run. Raises what stands in the way of the run, unless it is only shown (run.dry).
@@ -202,58 +205,75 @@ def _read_start(run: NewRun, place: Path, context: RunContext) -> _Start:
     from splatcli.config import RANDOM
     from splatcli.scene.inspect import compare_observations
     from splatcli.scene.masks import ALPHA, NONE
-    from splatcli.scene.read import read_scene
     from splatcli.scene.scene import check_depths
-    from splatcli.train.backgrounds import training_image_background
     from splatcli.train.init import resolve_init
 
-    config, named, out, group = run.config, Path(run.config.data.scene), context.out, context.group
-    folder = _on_rank0(
-        group,
-        "finding cameras",
-        lambda: scene_with_cameras(
-            named, config.data, run=place, overwrite=run.overwrite, device=context.device, out=out
-        ),
-    )
+    named, data, out, group = Path(run.config.data.scene), run.config.data, context.out, context.group
+
+    def find_cameras() -> Path:
+        if not lacks_cameras(named, data):
+            return named
+        _check_unused(place, overwrite=run.overwrite)
+        return scene_with_cameras(named, data.masks, beside=place.parent, device=context.device, out=out)
+
+    folder = _on_rank0(group, "finding cameras", find_cameras)
     assert folder is not None
-    found: dict[str, Any] = {"data.scene": str(folder)}
     if folder != named:
-        if config.data.masks not in (None, NONE, ALPHA):
+        found = {"data.scene": str(folder)}
+        if data.masks not in (None, NONE, ALPHA):
             found["data.masks"] = "masks"  # splat sfm writes the masks of any folder there
-        config = run.rebuild_config(found)
-    out.message(f"reading {config.data.scene}")
+        run = run.with_values(found)
+    out.message(f"reading {run.config.data.scene}")
     with _slow_section(group, "reading the scene"):
-        model = _initial_model(config, run.import_options, out)
-        scene, lacking = _scene_without_tracks(run, config)
+        model = _initial_model(run, out)
+        scene, lacking = _scene_without_tracks(run)
     if not out.muted:
         for finding in compare_observations(scene):
             if finding.state == "warning":
                 out.warn(f"{finding.text}; {finding.remedy}")
-    given = None if model is None else model.gaussians
+    init_model = None if model is None else model.gaussians
     if model is not None and model.checkpoint is not None:  # a file of splats has no offset
-        given = model.gaussians.moved(
+        init_model = model.gaussians.moved(
             [a - b for a, b in zip(model.checkpoint.dataset.offset, scene.offset, strict=True)]
         )
     del model
     if run.overwrite and run.output is not None:
         _check_movable(run.output, scene.root)
-    init = resolve_init(config, scene)
-    if init == RANDOM != config.model.init:
-        points = _points_for(run, scene, config, place, context)
+    init = resolve_init(run.config, scene)
+    if init == RANDOM != run.config.model.init:
+        points = _points_for(run, scene, place, context)
         if points is not None:
-            found["data.points"] = str(points)
-            config = run.rebuild_config(found)
+            run = run.with_values({"data.points": str(points)})
             with _slow_section(group, "reading the scene"):
-                scene = read_scene(Path(config.data.scene), config.data, background=training_image_background(config))
-            init = resolve_init(config, scene)
-    if lacking is not None and config.data.points is None and not run.dry:
+                scene = _read_images(run.config, run.config.data)
+            init = resolve_init(run.config, scene)
+    if lacking is not None and run.config.data.points is None and not run.dry:
         raise lacking
-    if config.depth_lambda > 0.0 and not run.dry:
+    if run.config.depth_lambda > 0.0 and not run.dry:
         check_depths(scene)
-    if init != config.model.init:  # known only after reading the scene; learning rates depend on it
-        found["model.init"] = init
-        config = run.rebuild_config(found)
-    return _Start(config, scene, init, given, found)
+    if init != run.config.model.init:  # known only after reading the scene; learning rates depend on it
+        run = run.with_values({"model.init": init})
+    return RunStart(run, scene, init, init_model)
+
+
+def _read_images(config: Config, data: DataConfig) -> Scene:
+    """Return the scene of a new run over the background that it trains with. data: how it is read."""
+    from splatcli.scene.read import read_scene
+    from splatcli.train.backgrounds import training_image_background
+
+    return read_scene(Path(data.scene), data, background=training_image_background(config))
+
+
+def _check_unused(run: Path, *, overwrite: bool) -> None:
+    """Raise OutputError for the folder of a run that will be refused, before the work."""
+    from splatcli.checkpoint.run_dir import has_content
+
+    if run.is_dir() and has_content(run) and not overwrite:
+        raise OutputError(
+            "the output folder exists and is not empty",
+            where=run,
+            remedy="--overwrite moves a run aside, or choose another -o",
+        )
 
 
 def resume_training(path: Path, overrides: ResumeOverrides, context: RunContext, *, explain_split: bool = False) -> int:
@@ -441,29 +461,27 @@ def _on_rank0(group: ProcessGroup | None, doing: str, make: Callable[[], Path | 
     return Path(found) if found else None
 
 
-def _scene_without_tracks(run: NewRun, config: Config) -> tuple[Scene, NoTracksError | None]:
+def _scene_without_tracks(run: NewRun) -> tuple[Scene, NoTracksError | None]:
     """Return the scene of a new run; where its relative depth maps wait for points, without them and with the error.
 
     Points with tracks are triangulated for a scene that has none, unless the run does not wait for them.
     """
     from splatcli.config import SFM
-    from splatcli.scene.read import read_scene
     from splatcli.scene.relative_depths import NoTracksError
-    from splatcli.train.backgrounds import training_image_background
 
-    root, background = Path(config.data.scene), training_image_background(config)
+    config = run.config
     try:
-        return read_scene(root, config.data, background=background), None
+        return _read_images(config, config.data), None
     except NoTracksError as error:
         if config.model.init != SFM or config.data.points is not None or run.limit is not None:
             raise
-        scene = read_scene(root, config.data.images_only(), background=background)
+        scene = _read_images(config, config.data.images_only())
         if scene.points is not None:
             raise
         return scene, error
 
 
-def _points_for(run: NewRun, scene: Scene, config: Config, place: Path, context: RunContext) -> Path | None:
+def _points_for(run: NewRun, scene: Scene, place: Path, context: RunContext) -> Path | None:
     """Return the folder of points triangulated for a scene without any; None where training begins with random ones.
 
     --dry-run does not wait for them, and a run by the clock gives them a part of its time. place: the folder of the
@@ -474,19 +492,14 @@ def _points_for(run: NewRun, scene: Scene, config: Config, place: Path, context:
         context.out.note(f"the scene has no points; splat train triangulates them first{time_too}")
         return None
     seconds = None if run.limit is None else POINTS_SHARE * (run.limit - process_age())
-    return _on_rank0(
-        context.group,
-        "triangulating points",
-        lambda: scene_with_points(
-            scene,
-            config.data,
-            run=place,
-            overwrite=run.overwrite,
-            device=context.device,
-            out=context.out,
-            seconds=seconds,
-        ),
-    )
+
+    def triangulate() -> Path | None:
+        _check_unused(place, overwrite=run.overwrite)
+        return scene_with_points(
+            scene, run.config.data, beside=place.parent, device=context.device, out=context.out, seconds=seconds
+        )
+
+    return _on_rank0(context.group, "triangulating points", triangulate)
 
 
 def _open_run_dir(group: ProcessGroup | None, make: Callable[[], RunDir]) -> RunDir:
@@ -563,11 +576,12 @@ def _check_movable(folder: Path, scene: Path) -> None:
             )
 
 
-def _initial_model(config: Config, import_options: ImportOptions, out: Output) -> Model | None:
+def _initial_model(run: NewRun, out: Output) -> Model | None:
     """Return the model that ``--init`` names; None for a named start."""
     from splatcli.config import NAMED_STARTS
     from splatcli.scene.read import read_scene
 
+    config = run.config
     if config.model.init in NAMED_STARTS:
         return None
     path = Path(config.model.init)
@@ -579,7 +593,7 @@ def _initial_model(config: Config, import_options: ImportOptions, out: Output) -
         )
     model = load_model(
         find_model(path, out=out),
-        import_options=import_options,
+        import_options=run.import_options,
         cameras=lambda: read_scene(Path(config.data.scene), config.data).cameras,
         out=out,
     )

@@ -304,32 +304,14 @@ def find_cameras(
     return result
 
 
-def scene_with_cameras(path: Path, data: DataConfig, *, run: Path, overwrite: bool, device: str, out: Output) -> Path:
-    """Return the scene to train on: ``path``, or for images without cameras or videos, the scene made of them.
-
-    run: the folder of the run. Raises OutputError for a folder that will be refused, before the work.
-    """
+def scene_with_cameras(images: Path, masks: str | None, *, beside: Path, device: str, out: Output) -> Path:
+    """Return the scene made of images without cameras or videos. device: that of training. beside: as of run_sfm()."""
     from splatcli.sfm.images import find_input
     from splatcli.sfm.options import SfmOptions
 
-    if not lacks_cameras(path, data):
-        return path
-    _check_new(run, overwrite=overwrite)
-    out.message(f"{scene_name(path)} has no cameras: splat sfm estimates them first")
-    inputs = find_input(path, data.masks)
-    return find_cameras(inputs, SfmOptions(), beside=run.parent, device=_sfm_device(device), out=out).folder
-
-
-def _check_new(run: Path, *, overwrite: bool) -> None:
-    """Raise OutputError for the folder of a run that will be refused, before the work."""
-    from splatcli.checkpoint.run_dir import has_content
-
-    if run.is_dir() and has_content(run) and not overwrite:
-        raise OutputError(
-            "the output folder exists and is not empty",
-            where=run,
-            remedy="--overwrite moves a run aside, or choose another -o",
-        )
+    out.message(f"{scene_name(images)} has no cameras: splat sfm estimates them first")
+    inputs = find_input(images, masks)
+    return find_cameras(inputs, SfmOptions(), beside=beside, device=_sfm_device(device), out=out).folder
 
 
 def _sfm_device(device: str) -> str:
@@ -338,32 +320,24 @@ def _sfm_device(device: str) -> str:
 
 
 def scene_with_points(
-    scene: Scene,
-    data: DataConfig,
-    *,
-    run: Path,
-    overwrite: bool,
-    device: str,
-    out: Output,
-    seconds: float | None,
+    scene: Scene, data: DataConfig, *, beside: Path, device: str, out: Output, seconds: float | None
 ) -> Path | None:
     """Return the folder of points triangulated with the cameras of a scene that has none.
 
     seconds: that it may take. None where images, cameras or time give too few, or where the folder cannot be made; a
-    message says so. The other arguments are those of scene_with_cameras(), and so is what it raises.
+    message says so. The other arguments are those of scene_with_cameras().
     """
     from splatcli.errors import ResourceError, SceneError
     from splatcli.sfm.options import SfmOptions
     from splatcli.sfm.points_request import LEAST_POINTS, TooSlowError, points_request, with_fewer_features
     from splatcli.sfm.run import made_before
 
-    _check_new(run, overwrite=overwrite)
     given_as = shlex.quote(data.scene)
     command = f"splat sfm {given_as} --cameras {given_as}"
     began = time.monotonic()
     try:
         inputs, chosen, suffices = points_request(scene, data, seconds)
-        if not suffices and made_before(inputs, chosen, run.parent) is None:
+        if not suffices and made_before(inputs, chosen, beside) is None:
             out.note(
                 f"training begins with random points, because the time is too short for others; {command} "
                 "triangulates better ones (docs/quality.md)"
@@ -381,7 +355,7 @@ def scene_with_points(
                     chosen,
                     device=_sfm_device(device),
                     out=out,
-                    beside=run.parent,
+                    beside=beside,
                     automatic=True,
                     seconds=left,
                 )
