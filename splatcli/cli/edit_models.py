@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from splatcli.cli.export import place_note
 from splatcli.cli.model import find_model, is_run_folder, load_model, refuse_empty
 from splatcli.errors import SceneError, UsageError
 
@@ -80,7 +79,7 @@ def with_align_targets(operations: Sequence[Operation], out: Output) -> list[Ope
                 other = load_model(find_model(one.path, out=out), out=out)
                 if other.checkpoint is not None:
                     cameras = other.checkpoint.refined_cameras()
-                    frame = _frame(other.checkpoint.dataset.offset, place_note(other.checkpoint))
+                    frame = _frame(other.offset, other.place_note())
                 gaussians = replace(other.gaussians, shN=other.gaussians.shN[:, :0].clone())
             places = {camera.name: camera.center for camera in cameras}
             one = replace(one, places=places, gaussians=gaussians, frame=frame)
@@ -124,16 +123,13 @@ def edit_model(
     model = EditedModel.as_read(loaded.gaussians, checkpoint, antialiased=loaded.antialiased, scene=of_file)
     model = replace(model, photos=photos, dropped=None if args.picture is None else [])
     model, effects = apply_operations(model, operations, nonfinite=loaded.dropped)
-    place: list[str] = []
-    if checkpoint is not None:
-        place = _frame(checkpoint.dataset.offset, place_note(checkpoint))
     return EditedPart(
         path=loaded.path,
         model=model,
         operations=operations,
         effects=_report(effects, loaded.path, args, out),
         offset=None if checkpoint is None else tuple(checkpoint.dataset.offset),
-        place=place,
+        place=_frame(loaded.offset, loaded.place_note()),
         checkpoint=checkpoint if args.writes_checkpoint or args.refine is not None else None,
         scene=scene,
         uses_data=scene is not None or photos is not None,

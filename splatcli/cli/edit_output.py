@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from splatcli.cli.export import COMMENTED, LOD_LEVELS, write_stream
+from splatcli.cli.export import LOD_LEVELS, write_stream
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def place_comments(part: EditedPart, result: EditResult, chosen: Format | None, 
     if result.is_moved and part.place and not result.place:
         out.note("the model is moved, so that its place and its offset from the input are left out")
     for text in result.place:
-        if chosen is not None and chosen.name not in COMMENTED:
+        if chosen is not None and not chosen.has_comments:
             out.note(f"{text}; {chosen.title} has no place for that")
         elif result.is_moved:
             out.note(f"the model now lies as the one that it was aligned with: {text}")

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from splatcli.checkpoint.state import Checkpoint
     from splatcli.cli.console import Output
     from splatcli.cli.model import Model
     from splatcli.formats.format import Encoded, ExportMetadata, Format
@@ -173,18 +172,14 @@ def export(args: ExportArguments) -> int:
     from splatcli.cli.model import find_model, load_model
 
     assert args.output is not None, "checked above"
-    target = _target(stdout_or(args.output, json=args.json and not args.dry_run), args)
+    target = _Target.of(stdout_or(args.output, json=args.json and not args.dry_run), args)
     with open_output(json=args.json, quiet=args.quiet) as out:
         found = find_model(args.model, out=out, allow_older=args.allow_older)
         loaded = load_model(found, import_options=args.foreign.import_options(), out=out)
-        made = _write(loaded, target, args, out)
+        made = _Export(loaded, target, args, out).write()
         if made is not None:
             out.result(*made)
     return 0
-
-
-#: The result of a command: facts for --json, and lines.
-_Result = tuple[dict[str, Any], list[object]]
 
 
 @dataclass(frozen=True)
@@ -199,114 +194,31 @@ class _Target:
     folder: Path | None
     region: Crop | None
 
+    @classmethod
+    def of(cls, output: Path, args: ExportArguments) -> _Target:
+        """Return the target of ``output``. Raises UsageError and OutputError where it cannot be written."""
+        from splatcli.checkpoint.atomic import check_name
+        from splatcli.formats import streamed_sog
+        from splatcli.formats.registry import format_to_write
+        from splatcli.formats.selection import Crop
 
-def _target(output: Path, args: ExportArguments) -> _Target:
-    """Return the target of ``output``. Raises UsageError and OutputError where it cannot be written."""
-    from splatcli.checkpoint.atomic import check_name
-    from splatcli.formats import streamed_sog
-    from splatcli.formats.registry import format_to_write
-    from splatcli.formats.selection import Crop
-
-    check_name(output)
-    name = "ply" if str(output) == "-" and args.format is None else args.format
-    folder = streamed_sog.folder_to_write(output, name)
-    if folder is not None:
-        streamed_sog.check_folder(folder, overwrite=args.overwrite or args.dry_run)
-    elif args.lod_levels is not None:
-        raise UsageError("only a streamed SOG has levels of detail", where="--lod-levels", remedy="-o scene.lod/")
-    cameras_only = name == "json" if name is not None else output.suffix.lower() == ".json" and folder is None
-    if cameras_only:
-        _refuse_choices(args)
-    chosen = (
-        streamed_sog.FORMAT
-        if folder is not None
-        else None
-        if cameras_only
-        else format_to_write(output, name, others=(".lod", ".json"), by_name="--format ply")
-    )
-    if args.target_size is not None and (chosen is None or folder is not None):
-        raise UsageError("only a file of splats has a target size", where="--target-size", remedy="-o scene.sog")
-    return _Target(output, chosen, folder, None if args.crop is None else Crop.parse(args.crop))
-
-
-def _write(loaded: Model, target: _Target, args: ExportArguments, out: Output) -> _Result | None:
-    """Write a model and return the result; None where the model itself goes to stdout. Notes are printed."""
-    if target.format is None:
-        payload = _cameras(loaded, args.frame, out)
-        return _finish(payload, len(loaded.gaussians), "cameras (JSON)", loaded, target.output, args, out)
-    gaussians, metadata = _selected(loaded, target.format, target.region, args, out)
-    if target.output.stem != "-":
-        metadata = replace(metadata, title=target.output.stem)
-    if target.folder is not None:
-        return _stream(gaussians, metadata, loaded, target.folder, args, out)
-    assert target.format.write is not None, "format_to_write() gives formats that are written"
-    if args.target_size is None:
-        encoded = target.format.write(gaussians, metadata)
-    else:
-        encoded, gaussians = _fit(gaussians, metadata, target.format, loaded, args, out)
-    out.note(*encoded.notes)
-    return _finish(encoded.payload, len(gaussians), target.format.title, loaded, target.output, args, out)
-
-
-class ExportAtEnd:
-    """The files that ``splat train --export`` writes when a run has finished.
-
-    Raises UsageError for an ending of no format, OutputError for places that cannot be written.
-    """
-
-    def __init__(self, files: Sequence[Path] | None = None) -> None:
-        from splatcli.checkpoint.atomic import names_stdout
-        from splatcli.output_files import check_file_place, check_place
-
-        self.files = list(dict.fromkeys(files or ()))
-        self._targets = []
-        for file in self.files:
-            if str(file) == "-" or names_stdout(file):
-                raise UsageError(
-                    "stdout gets the path of the checkpoint",
-                    where="--export",
-                    remedy="name a file; or splat train SCENE | splat export -o -",
-                )
-            args = ExportArguments(output=file, overwrite=True)
-            try:
-                target = _target(file, args)
-            except UsageError as error:
-                raise UsageError(
-                    error.what, where="--export", remedy="--export scene.ply, .spz, .sog or .html"
-                ) from None
-            (check_file_place if target.folder is None else check_place)(file)
-            self._targets.append((target, args))
-
-    def write(self, checkpoint: Path, out: Output) -> tuple[dict[str, Any], SplatError | None]:
-        """Write the model of a checkpoint to each file, and print a message for each.
-
-        Return the files that were written, as a fact of the result, and what went wrong.
-        """
-        from splatcli.cli.model import load_model
-
-        if not self._targets:
-            return {}, None
-        written: list[Path] = []
-        try:
-            loaded = load_model(checkpoint, mapped=True)
-            for target, args in self._targets:
-                made = _write(loaded, target, args, out)
-                assert made is not None, "nothing goes to stdout"
-                facts, _ = made
-                written.append(facts["path"])
-                out.message(f"exported {facts['path']}: {facts['bytes'] / 1e6:,.1f} MB")
-        except SplatError as error:
-            return {"exports": written}, error
-        return {"exports": written}, None
-
-    def note_unwritten(self, run: Path | None, out: Output) -> None:
-        """Print a note where a run has not finished. run: None where splat resume cannot go on."""
-        if not self.files:
-            return
-        words = [word for file in self.files for word in ("--export", str(file))]
-        go_on = "the same command" if run is None else shlex.join(["splat", "resume", str(run), *words])
-        names, verb = " and ".join(map(str, self.files)), "is" if len(self.files) == 1 else "are"
-        out.note(f"{names} {verb} not written, because the run has not finished; {go_on} goes on and writes then")
+        check_name(output)
+        name = "ply" if str(output) == "-" and args.format is None else args.format
+        folder = streamed_sog.folder_to_write(output, name)
+        if folder is not None:
+            streamed_sog.check_folder(folder, overwrite=args.overwrite or args.dry_run)
+        elif args.lod_levels is not None:
+            raise UsageError("only a streamed SOG has levels of detail", where="--lod-levels", remedy="-o scene.lod/")
+        chosen: Format | None = None
+        if folder is not None:
+            chosen = streamed_sog.FORMAT
+        elif name == "json" or (name is None and output.suffix.lower() == ".json"):
+            _refuse_choices(args)
+        else:
+            chosen = format_to_write(output, name, others=(".lod", ".json"), by_name="--format ply")
+        if args.target_size is not None and (chosen is None or folder is not None):
+            raise UsageError("only a file of splats has a target size", where="--target-size", remedy="-o scene.sog")
+        return cls(output, chosen, folder, None if args.crop is None else Crop.parse(args.crop))
 
 
 def _refuse_choices(args: ExportArguments) -> None:
@@ -317,65 +229,156 @@ def _refuse_choices(args: ExportArguments) -> None:
             raise UsageError("a file of cameras has no Gaussians", where=flag, remedy="leave it out, or -o scene.ply")
 
 
-def _fit(
-    gaussians: Gaussians, metadata: ExportMetadata, chosen: Format, loaded: Model, args: ExportArguments, out: Output
-) -> tuple[Encoded, Gaussians]:
-    """Return a file of --target-size and the Gaussians in it, and print what was chosen."""
-    from splatcli.edit.fit_size import fit_size
-
-    target, keep = args.target(), args.sh_degree is not None
-    fitted = fit_size(
-        gaussians, target, chosen, metadata, lambda: _contributions(gaussians, loaded, args, out), keep_degree=keep
-    )
-    made = fitted.gaussians
-    palette = "" if fitted.entries is None else f", a palette of {fitted.entries:,} harmonics"
-    out.message(
-        f"target size: {len(made):,} of {len(gaussians):,} Gaussians, SH degree {made.sh_degree} of "
-        f"{gaussians.sh_degree}{palette}: {fitted.size:,} of {target:,} bytes"
-    )
-    return fitted.encoded, made
+#: The result of a command: facts for --json, and lines.
+_Result = tuple[dict[str, Any], list[object]]
 
 
-def _finish(
-    payload: bytes, count: int, kind: str, loaded: Model, output: Path, args: ExportArguments, out: Output
-) -> _Result | None:
-    """Write a file and return the result; with --dry-run what would be written. kind: what the file is."""
-    from splatcli.output_files import write_bytes
+@dataclass(frozen=True)
+class _Export:
+    """The export of a model to one target. Notes are printed on ``out``."""
 
-    facts = {"bytes": len(payload), "num_gaussians": count}
-    if args.dry_run:
-        return _plan(f"{kind}, {count:,} Gaussians, {len(payload):,} bytes", facts, loaded, output)
-    if str(output) == "-":
-        out.data(payload)
-        return None
-    write_bytes(output, payload)
-    return {"path": output, **facts}, [output]
+    model: Model
+    target: _Target
+    args: ExportArguments
+    out: Output
+
+    def write(self) -> _Result | None:
+        """Write the file and return the result; None where the model itself goes to stdout."""
+        chosen = self.target.format
+        if chosen is None:
+            return self._finish(self._cameras(), len(self.model.gaussians), "cameras (JSON)")
+        gaussians, metadata = self._selected(chosen)
+        if self.target.output.stem != "-":
+            metadata = replace(metadata, title=self.target.output.stem)
+        if self.target.folder is not None:
+            return self._stream(gaussians, metadata, self.target.folder)
+        assert chosen.write is not None, "format_to_write() gives formats that are written"
+        if self.args.target_size is None:
+            encoded = chosen.write(gaussians, metadata)
+        else:
+            encoded, gaussians = self._fit(gaussians, metadata, chosen)
+        self.out.note(*encoded.notes)
+        return self._finish(encoded.payload, len(gaussians), chosen.title)
+
+    def _cameras(self) -> bytes:
+        """Return the cameras of a checkpoint as JSON. Raises UsageError for a model without cameras."""
+        import numpy as np
+
+        from splatcli.edit.transform import move_camera
+        from splatcli.render.camera_files import cameras_json
+        from splatcli.similarity import Similarity
+
+        checkpoint, offset = self.model.checkpoint, self.model.offset
+        if checkpoint is None:
+            raise UsageError(
+                f"the model has no cameras: {self.model.origin}",
+                where=self.model.path,
+                remedy="export from a checkpoint",
+            )
+        cameras = checkpoint.refined_cameras()
+        if any(offset) and self.args.frame is Frame.INPUT:
+            back = Similarity(shift=np.array(offset))
+            return cameras_json([move_camera(camera, back) for camera in cameras]).encode()
+        note_offset(self.model, self.out)
+        return cameras_json(cameras, offset).encode()
+
+    def _selected(self, chosen: Format) -> tuple[Gaussians, ExportMetadata]:
+        """Return the Gaussians that go into the file, as its format can hold them, and the facts beside them."""
+        from splatcli.formats.format import ExportMetadata
+        from splatcli.formats.selection import moved, select_for_format
+        from splatcli.scene.georeference import offset_text
+
+        model, args, out = self.model, self.args, self.out
+        gaussians, offset, comments = model.gaussians, model.offset, []
+        if any(offset) and args.frame is Frame.INPUT:
+            gaussians, error = moved(gaussians, offset)
+            out.note(f"in the input's own frame float32 tells positions to {error:.2g} units only")
+        elif any(offset):
+            comments = [f"splatcli: {offset_text(offset)}"]
+            note_offset(model, out)
+        place = model.place_note()
+        if place is not None:
+            comments.append(f"splatcli: {place}")
+            if not chosen.has_comments:
+                out.note(f"{place}; {chosen.title} has no place for that")
+        gaussians, notes = select_for_format(
+            gaussians, chosen, crop=self.target.region, min_opacity=args.min_opacity, sh_degree=args.sh_degree
+        )
+        if not len(gaussians) and chosen.name != "ply":
+            raise UsageError(
+                "the model has no Gaussians, and only a PLY can hold none", where=model.path, remedy="-o scene.ply"
+            )
+        out.note(*notes)
+        return gaussians, ExportMetadata.of(model.checkpoint, comments, antialiased=model.antialiased)
+
+    def _fit(self, gaussians: Gaussians, metadata: ExportMetadata, chosen: Format) -> tuple[Encoded, Gaussians]:
+        """Return a file of --target-size and the Gaussians in it, and print what was chosen."""
+        from splatcli.edit.fit_size import fit_size
+
+        size, keep = self.args.target(), self.args.sh_degree is not None
+        fitted = fit_size(gaussians, size, chosen, metadata, lambda: self._contributions(gaussians), keep_degree=keep)
+        made = fitted.gaussians
+        palette = "" if fitted.entries is None else f", a palette of {fitted.entries:,} harmonics"
+        self.out.message(
+            f"target size: {len(made):,} of {len(gaussians):,} Gaussians, SH degree {made.sh_degree} of "
+            f"{gaussians.sh_degree}{palette}: {fitted.size:,} of {size:,} bytes"
+        )
+        return fitted.encoded, made
+
+    def _stream(self, gaussians: Gaussians, metadata: ExportMetadata, folder: Path) -> _Result:
+        """Write a streamed SOG and return the result; with --dry-run what would be written."""
+        from splatcli.formats.streamed_sog import level_counts
+
+        levels = self.args.lod_levels or LOD_LEVELS
+        if self.args.dry_run:
+            counts = level_counts(len(gaussians), levels)
+            words = f"a streamed SOG with levels of about {_listed(counts)} Gaussians"
+            return self._plan(folder, words, {"num_gaussians": len(gaussians), "levels": counts})
+        facts = write_stream(gaussians, metadata, folder, levels, self._contributions(gaussians), self.out)
+        return facts, [facts["path"]]
+
+    def _contributions(self, gaussians: Gaussians) -> NDArray[np.float64] | None:
+        """Return what each Gaussian contributes to the training images, [N]; None where no camera is known."""
+        from splatcli.edit.simplify import contributions
+
+        checkpoint = self.model.checkpoint
+        if checkpoint is None:
+            self.out.note("a file of splats has no cameras to tell which Gaussians count; a run has")
+            return None
+        if any(self.model.offset) and self.args.frame is Frame.INPUT:
+            self.out.note("with --frame input the cameras do not tell which Gaussians count")
+            return None
+        return contributions(gaussians, checkpoint.training_cameras(), antialiased=self.model.antialiased)
+
+    def _finish(self, payload: bytes, count: int, kind: str) -> _Result | None:
+        """Write a file and return the result; with --dry-run what would be written. kind: what the file is."""
+        from splatcli.output_files import write_bytes
+
+        output, facts = self.target.output, {"bytes": len(payload), "num_gaussians": count}
+        if self.args.dry_run:
+            return self._plan(output, f"{kind}, {count:,} Gaussians, {len(payload):,} bytes", facts)
+        if str(output) == "-":
+            self.out.data(payload)
+            return None
+        write_bytes(output, payload)
+        return {"path": output, **facts}, [output]
+
+    def _plan(self, output: Path, what: str, facts: dict[str, Any]) -> _Result:
+        """Return what would be read and written. what, facts: the output, in words and for --json."""
+        model, replaces = self.model, output.exists()
+        lines: list[object] = [
+            f"reads  {model.path}: {model.origin}, {len(model.gaussians):,} Gaussians",
+            f"makes  {output}{', which is there and is replaced' if replaces else ''}: {what}",
+        ]
+        return {"dry_run": True, "reads": model.path, "makes": output, "replaces": replaces, **facts}, lines
 
 
-def _plan(what: str, facts: dict[str, Any], loaded: Model, output: Path) -> _Result:
-    """Return what would be read and written. what, facts: the output, in words and for --json."""
-    replaced = ", which is there and is replaced" if output.exists() else ""
-    lines: list[object] = [
-        f"reads  {loaded.path}: {loaded.origin}, {len(loaded.gaussians):,} Gaussians",
-        f"makes  {output}{replaced}: {what}",
-    ]
-    made = {"dry_run": True, "reads": loaded.path, "makes": output, "replaces": output.exists()}
-    return {**made, **facts}, lines
+def note_offset(model: Model, out: Output) -> None:
+    """Print how far the scene of a model was moved, where it lies far from its origin."""
+    from splatcli.scene.georeference import offset_text
 
-
-def _stream(
-    gaussians: Gaussians, metadata: ExportMetadata, loaded: Model, folder: Path, args: ExportArguments, out: Output
-) -> _Result:
-    """Write a streamed SOG and return the result; with --dry-run what would be written."""
-    from splatcli.formats.streamed_sog import level_counts
-
-    levels = args.lod_levels or LOD_LEVELS
-    if args.dry_run:
-        counts = level_counts(len(gaussians), levels)
-        words = f"a streamed SOG with levels of about {_listed(counts)} Gaussians"
-        return _plan(words, {"num_gaussians": len(gaussians), "levels": counts}, loaded, folder)
-    facts = write_stream(gaussians, metadata, folder, levels, _contributions(gaussians, loaded, args, out), out)
-    return facts, [facts["path"]]
+    if any(model.offset):
+        out.note(f"the scene lies far from its origin and was moved: {offset_text(model.offset)}")
 
 
 def write_stream(
@@ -408,85 +411,62 @@ def _listed(counts: Sequence[int]) -> str:
     return ", ".join(f"{count:,}" for count in counts)
 
 
-def _contributions(
-    gaussians: Gaussians, loaded: Model, args: ExportArguments, out: Output
-) -> NDArray[np.float64] | None:
-    """Return what each Gaussian contributes to the training images, [N]; None where no camera is known."""
-    from splatcli.edit.simplify import contributions
+class ExportAtEnd:
+    """The files that ``splat train --export`` writes when a run has finished.
 
-    if loaded.checkpoint is None:
-        out.note("a file of splats has no cameras to tell which Gaussians count; a run has")
-        return None
-    if any(loaded.checkpoint.dataset.offset) and args.frame is Frame.INPUT:
-        out.note("with --frame input the cameras do not tell which Gaussians count")
-        return None
-    return contributions(gaussians, loaded.checkpoint.training_cameras(), antialiased=loaded.antialiased)
+    Raises UsageError for an ending of no format, OutputError for places that cannot be written.
+    """
 
+    def __init__(self, files: Sequence[Path] | None = None) -> None:
+        from splatcli.checkpoint.atomic import names_stdout
+        from splatcli.output_files import check_file_place, check_place
 
-def _cameras(loaded: Model, frame: Frame, out: Output) -> bytes:
-    """Return the cameras of a checkpoint as JSON. Raises UsageError for a model without cameras."""
-    import numpy as np
+        self.files = list(dict.fromkeys(files or ()))
+        self._targets = []
+        for file in self.files:
+            if str(file) == "-" or names_stdout(file):
+                raise UsageError(
+                    "stdout gets the path of the checkpoint",
+                    where="--export",
+                    remedy="name a file; or splat train SCENE | splat export -o -",
+                )
+            args = ExportArguments(output=file, overwrite=True)
+            try:
+                target = _Target.of(file, args)
+            except UsageError as error:
+                raise UsageError(
+                    error.what, where="--export", remedy="--export scene.ply, .spz, .sog or .html"
+                ) from None
+            (check_file_place if target.folder is None else check_place)(file)
+            self._targets.append((target, args))
 
-    from splatcli.edit.transform import move_camera
-    from splatcli.render.camera_files import cameras_json
-    from splatcli.scene.georeference import offset_text
-    from splatcli.similarity import Similarity
+    def write(self, checkpoint: Path, out: Output) -> tuple[dict[str, Any], SplatError | None]:
+        """Write the model of a checkpoint to each file, and print a message for each.
 
-    if loaded.checkpoint is None:
-        raise UsageError(
-            f"the model has no cameras: {loaded.origin}", where=loaded.path, remedy="export from a checkpoint"
-        )
-    offset, cameras = loaded.checkpoint.dataset.offset, loaded.checkpoint.refined_cameras()
-    if any(offset) and frame is Frame.INPUT:
-        back = Similarity(shift=np.array(offset))
-        return cameras_json([move_camera(camera, back) for camera in cameras]).encode()
-    if any(offset):
-        out.note(f"the scene lies far from its origin and was moved: {offset_text(offset)}")
-    return cameras_json(cameras, offset).encode()
+        Return the files that were written, as a fact of the result, and what went wrong.
+        """
+        from splatcli.cli.model import load_model
 
+        if not self._targets:
+            return {}, None
+        written: list[Path] = []
+        try:
+            loaded = load_model(checkpoint, mapped=True)
+            for target, args in self._targets:
+                made = _Export(loaded, target, args, out).write()
+                assert made is not None, "nothing goes to stdout"
+                facts, _ = made
+                written.append(facts["path"])
+                out.message(f"exported {facts['path']}: {facts['bytes'] / 1e6:,.1f} MB")
+        except SplatError as error:
+            return {"exports": written}, error
+        return {"exports": written}, None
 
-def _selected(
-    loaded: Model, chosen: Format, crop: Crop | None, args: ExportArguments, out: Output
-) -> tuple[Gaussians, ExportMetadata]:
-    """Return the Gaussians that go into the file, as its format can hold them, and the facts beside them."""
-    from splatcli.formats.format import ExportMetadata
-    from splatcli.formats.selection import moved, select_for_format
-    from splatcli.scene.georeference import offset_text
-
-    checkpoint, gaussians = loaded.checkpoint, loaded.gaussians
-    offset = checkpoint.dataset.offset if checkpoint else (0.0, 0.0, 0.0)
-    comments = []
-    if any(offset) and args.frame is Frame.INPUT:
-        gaussians, error = moved(gaussians, offset)
-        out.note(f"in the input's own frame float32 tells positions to {error:.2g} units only")
-    elif any(offset):
-        comments = [f"splatcli: {offset_text(offset)}"]
-        out.note(f"the scene lies far from its origin and was moved: {offset_text(offset)}")
-    place = None if checkpoint is None else place_note(checkpoint)
-    if place is not None:
-        comments.append(f"splatcli: {place}")
-        if chosen.name not in COMMENTED:
-            out.note(f"{place}; {chosen.title} has no place for that")
-    gaussians, notes = select_for_format(
-        gaussians, chosen, crop=crop, min_opacity=args.min_opacity, sh_degree=args.sh_degree
-    )
-    if not len(gaussians) and chosen.name != "ply":
-        raise UsageError(
-            "the model has no Gaussians, and only a PLY can hold none", where=loaded.path, remedy="-o scene.ply"
-        )
-    out.note(*notes)
-    return gaussians, ExportMetadata.of(checkpoint, comments, antialiased=loaded.antialiased)
-
-
-#: Formats that have comments.
-COMMENTED = ("ply", "compressed.ply", "glb", "usdz")
-
-
-def place_note(checkpoint: Checkpoint) -> str | None:
-    """Return a sentence on the scene's place on the Earth; None where it is unknown."""
-    from splatcli.scene.georeference import place_of, place_text, read_sidecar
-
-    dataset = checkpoint.dataset
-    # Checkpoints of earlier versions lack the place, which is still beside their scene.
-    place = dataset.place or place_of(read_sidecar(Path(dataset.root), checkpoint.config.data.model))
-    return None if place is None else place_text(place)
+    def note_unwritten(self, run: Path | None, out: Output) -> None:
+        """Print a note where a run has not finished. run: None where splat resume cannot go on."""
+        if not self.files:
+            return
+        words = [word for file in self.files for word in ("--export", str(file))]
+        go_on = "the same command" if run is None else shlex.join(["splat", "resume", str(run), *words])
+        names, verb = " and ".join(map(str, self.files)), "is" if len(self.files) == 1 else "are"
+        out.note(f"{names} {verb} not written, because the run has not finished; {go_on} goes on and writes then")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splatcli.cli import options
-from splatcli.cli.export import place_note
+from splatcli.cli.export import note_offset
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -210,15 +210,9 @@ def _comments(loaded: Model, out: Output) -> list[str]:
     """Return the comments of a file on its coordinates, and print them as notes."""
     from splatcli.scene.georeference import offset_text
 
-    if loaded.checkpoint is None:
-        return []
-    offset = loaded.checkpoint.dataset.offset
-    place = place_note(loaded.checkpoint)
-    comments = [] if place is None else [place]
-    if any(offset):
-        comments.append(offset_text(offset))
-        out.note(f"the scene lies far from its origin and was moved: {offset_text(offset)}")
-    return comments
+    place = loaded.place_note()
+    note_offset(loaded, out)
+    return [*([] if place is None else [place]), *([offset_text(loaded.offset)] if any(loaded.offset) else [])]
 
 
 def _report(made: Made, path: Path, size: int, out: Output) -> None:

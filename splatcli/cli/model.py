@@ -51,6 +51,22 @@ class Model:
     dropped: int = 0
     antialiased: bool = False
 
+    @property
+    def offset(self) -> tuple[float, ...]:
+        """Return what the model's coordinates lack to those of the input: a scene far from its origin is moved."""
+        return (0.0, 0.0, 0.0) if self.checkpoint is None else self.checkpoint.dataset.offset
+
+    def place_note(self) -> str | None:
+        """Return a sentence on the scene's place on the Earth; None where it is unknown."""
+        from splatcli.scene.georeference import place_of, place_text, read_sidecar
+
+        if self.checkpoint is None:
+            return None
+        dataset = self.checkpoint.dataset
+        # Checkpoints of earlier versions lack the place, which is still beside their scene.
+        place = dataset.place or place_of(read_sidecar(Path(dataset.root), self.checkpoint.config.data.model))
+        return None if place is None else place_text(place)
+
     def render_settings(self) -> RenderSettings:
         """Return the settings of a render as the model was trained; black where no checkpoint says its background."""
         from splatcli.render.images import RenderSettings

@@ -225,4 +225,5 @@ FORMAT = Format(
     encode_compressed_ply,
     import_compressed_ply,
     is_compressed_ply,
+    has_comments=True,
 )

@@ -96,6 +96,7 @@ class Format:
     letters, that suffice where no format recognises the bytes.
     write_with_palette: as write, with a palette of harmonics of at most so many entries; None for a format without one.
     coarser: as write, each with harmonics that take fewer bits than those of the one before.
+    has_comments: whether its files have the comments of ExportMetadata.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Format:
     names: tuple[str, ...] = ()
     write_with_palette: Callable[[Gaussians, ExportMetadata, int], Encoded] | None = None
     coarser: tuple[Write, ...] = ()
+    has_comments: bool = False
 
 
 def first_member(head: bytes) -> str:

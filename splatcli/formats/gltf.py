@@ -551,4 +551,4 @@ def is_gltf(head: bytes) -> bool:
     return head.startswith(MAGIC)
 
 
-FORMAT = Format("glb", ".glb", "a binary glTF", 3, encode_gltf, import_gltf, is_gltf)
+FORMAT = Format("glb", ".glb", "a binary glTF", 3, encode_gltf, import_gltf, is_gltf, has_comments=True)

@@ -611,4 +611,4 @@ def is_ply(head: bytes) -> bool:
     return head.startswith(b"ply") and b"packed_position" not in head
 
 
-FORMAT = Format("ply", ".ply", "a PLY", 4, encode_ply, import_ply, is_ply)
+FORMAT = Format("ply", ".ply", "a PLY", 4, encode_ply, import_ply, is_ply, has_comments=True)

@@ -222,5 +222,5 @@ def is_stage(head: bytes) -> bool:
     return head.startswith((b"#usda ", b"PXR-USDC"))
 
 
-FORMAT = Format("usdz", ".usdz", "a packed USD stage", 3, encode_usdz, import_usd, is_usdz)
+FORMAT = Format("usdz", ".usdz", "a packed USD stage", 3, encode_usdz, import_usd, is_usdz, has_comments=True)
 FORMAT_STAGE = Format("usd", ".usd", "a USD stage", 3, read=import_usd, recognises=is_stage)
