@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from splatcli.cli.console import Output, ProgressBar
+    from splatcli.cli.console import Output
     from splatcli.cli.model import Model
     from splatcli.render.images import RenderSettings
     from splatcli.render.output import Target
     from splatcli.render.scoring import GroundTruth
     from splatcli.render.selection import PathOptions, Views
     from splatcli.render.view_renderer import RenderedView, RenderProjection, ViewRenderer
-    from splatcli.scene.camera import Camera
     from splatcli.scene.scene import Scene
     from splatcli.train.events import ViewScore
 
@@ -257,7 +256,7 @@ def render(args: RenderArguments) -> int:
 
     output = None if args.output is None else stdout_or(args.output, json=args.json)
     with open_output(json=args.json, quiet=args.quiet) as out:
-        request = RenderOptions(
+        opts = RenderOptions(
             output=output,
             format=args.format,
             kinds=parse_kinds(args.what) if args.what is not None else None,
@@ -271,33 +270,36 @@ def render(args: RenderArguments) -> int:
             data=args.data,
         )
         check_format(output, args.format)  # before the model is read
-        views = _default_views(request) if args.views is None else args.views
+        views = _default_views(opts) if args.views is None else args.views
         if args.views is None and views == "orbit":
             out.message("the camera moves round the model: --views orbit; --views test for the held-out images")
         path_options = _path_options(args, views)
         wanted = resolve_device(args.device)
         path = find_model(args.model, out=out, allow_older=args.allow_older)
-        import_options = args.foreign.import_options()
+
+        def views_for(model: Model | None) -> tuple[Views, Scene | None]:
+            return views_of(model, views, args.data, args.cameras, path_options, opts.size)
+
         loaded = load_model(
             path,
             wanted,
-            import_options=import_options,
-            cameras=lambda: views_of(None, views, args.data, args.cameras, path_options, request.size)[0].cameras,
+            import_options=args.foreign.import_options(),
+            cameras=lambda: views_for(None)[0].cameras,
             out=out,
         )
-        chosen, scene = views_of(loaded, views, args.data, args.cameras, path_options, request.size)
-        render_views(loaded, chosen, scene, request, out)
+        chosen, scene = views_for(loaded)
+        render_views(loaded, chosen, scene, opts, out)
     return 0
 
 
-def _default_views(request: RenderOptions) -> str:
+def _default_views(opts: RenderOptions) -> str:
     """Return the views without --views: a path where a video is asked for, unless it shows images of the scene."""
     from splatcli.render.images import COMPARED
     from splatcli.render.output import VIDEOS
 
-    named = None if request.output is None else request.output.suffix.lower().removeprefix(".")
-    compares = request.side_by_side if request.kinds is None else set(request.kinds) & set(COMPARED)
-    return "orbit" if (request.format or named) in VIDEOS and not compares else "test"
+    named = None if opts.output is None else opts.output.suffix.lower().removeprefix(".")
+    compares = opts.side_by_side if opts.kinds is None else set(opts.kinds) & set(COMPARED)
+    return "orbit" if (opts.format or named) in VIDEOS and not compares else "test"
 
 
 def _path_options(args: RenderArguments, views: str) -> PathOptions:
@@ -374,7 +376,7 @@ def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderO
         chosen = chosen.projected(opts.projection, lambda camera: median_distance(model.gaussians, camera))
     if chosen.note is not None:
         out.note(chosen.note)
-    target = resolve_target(opts.output, opts.format, len(chosen.cameras), default_folder(model, chosen.label))
+    target = resolve_target(opts.output, opts.format, len(chosen.cameras), _renders_folder(model, chosen.label))
     if target.file is not None:
         check_file_place(target.file)
     elif target.folder is not None:
@@ -393,16 +395,16 @@ def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderO
         out.message(
             f"depth colours: red at {near:.4g} and nearer, violet at {far:.4g} and farther (Turbo over 1/depth)"
         )
-    foreign = None if scene is None or model.checkpoint is not None else scene.root
     renderer = ViewRenderer(model_renderer, kinds, ground_truth, near_far)
-    session = _RenderSession(renderer, chosen.cameras, out, foreign)
+    foreign = None if scene is None or model.checkpoint is not None else scene.root
+    rendering = _Rendering(renderer, chosen, target, kinds, opts, foreign, out)
     facts: dict[str, Any] = {"depth_range": near_far} if near_far[1] else {}
     if target.is_video:
-        _write_video(session, chosen, target, opts, len(kinds), facts, out)
+        rendering.write_video(facts)
     elif target.folder is None and target.file is None:
-        _write_stdout(session, out)
+        rendering.write_stdout()
     else:
-        _write_images(session, target, kinds, opts.side_by_side, facts, out)
+        rendering.write_images(facts)
 
 
 def _save_cameras(path: Path, chosen: Views, fps: float | None, out: Output) -> None:
@@ -419,89 +421,111 @@ def _save_cameras(path: Path, chosen: Views, fps: float | None, out: Output) -> 
     out.message(f"cameras written: {path}")
 
 
-class _RenderSession:
-    """Renders the views one after the other and collects their scores.
+@dataclass(frozen=True)
+class _Rendering:
+    """Renders views one after the other, writes them and collects their scores.
 
     foreign: the scene of the views, where nothing says that the model was trained on it.
     """
 
-    def __init__(self, renderer: ViewRenderer, cameras: list[Camera], out: Output, foreign: Path | None) -> None:
-        self._renderer = renderer
-        self.cameras = cameras
-        self._out = out
-        self._foreign = foreign
-        self._scores: list[ViewScore] = []
+    renderer: ViewRenderer
+    views: Views
+    target: Target
+    kinds: tuple[str, ...]
+    opts: RenderOptions
+    foreign: Path | None
+    out: Output
+    scores: list[ViewScore] = field(default_factory=list)
 
-    def rendered_views(self) -> Iterator[RenderedView]:
+    def write_images(self, facts: dict[str, Any]) -> None:
+        """Write a file for each view; several kinds of image go to a folder each. facts: for the result."""
+        from splatcli.output_files import image_paths
+
+        names = (camera.name for camera in self.views.cameras)
+        if self.target.folder is None:
+            assert self.target.file is not None
+            paths = [self.target.file]
+        else:
+            paths = image_paths(names, self.target.folder, f".{self.target.format}")
+        written: list[Path] = []
+        for rendered, made in _behind(self._write_view, self._rendered_views(), paths):
+            written += made.values()
+            event: dict[str, Any] = {"view": rendered.camera.name, "path": next(iter(made.values()))}
+            event |= {"paths": made} if len(made) > 1 else {}
+            event |= {"psnr": rendered.score.psnr, "ssim": rendered.score.ssim} if rendered.score else {}
+            self.out.event("rendered", event)
+        self.out.result({"paths": written, **self._mean_scores(), **facts}, written)
+
+    def write_video(self, facts: dict[str, Any]) -> None:
+        """Write all frames to one video file or stream. facts: for the result."""
+        from splatcli.render.output import write_video
+
+        file, count = self.target.file, len(self.views.cameras)
+        (width, height), fps = self.views.sizes[0], self.opts.fps or self.views.fps or _FPS
+        width *= len(self.kinds)
+        if file is not None:
+            write_video(file, (_side_by_side(rendered) for rendered in self._rendered_views()), (width, height), fps)
+            facts |= {"frames": count, "fps": fps, "width": width, "height": height}
+            self.out.result({"paths": [file], **self._mean_scores(), **facts}, [file])
+            return
+        self.out.message(
+            f"raw frames: {count} of {width}x{height}, 8-bit RGB, top row first; ffmpeg options: "
+            f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps:g} -i -"
+        )
+        self.write_stdout(raw=True)
+
+    def write_stdout(self, *, raw: bool = False) -> None:
+        """Write the images to stdout until the reader closes the pipe."""
+        from splatcli.render.images import png_bytes
+
+        for rendered in self._rendered_views():
+            image = _side_by_side(rendered)
+            if not self.out.data(image.tobytes() if raw else png_bytes(image)):
+                return
+        self._mean_scores()
+
+    def _write_view(self, rendered: RenderedView, path: Path) -> dict[str, Path]:
+        """Write the images of a view; return their files by kind."""
+        from splatcli.output_files import write_bytes
+        from splatcli.render.images import png_bytes
+        from splatcli.render.output import channels, write_exr
+
+        if self.target.format == "exr":
+            write_exr(path, channels(rendered.maps, self.kinds))
+            return {"exr": path}
+        if self.opts.side_by_side or len(self.kinds) == 1:
+            write_bytes(path, png_bytes(_side_by_side(rendered)))
+            return {"rgb": path}
+        assert self.target.folder is not None, "several images of a view"
+        made: dict[str, Path] = {}
+        for kind, image in rendered.images.items():
+            made[kind] = self.target.folder / kind / path.relative_to(self.target.folder)
+            write_bytes(made[kind], png_bytes(image))
+        return made
+
+    def _rendered_views(self) -> Iterator[RenderedView]:
         from splatcli.cli.console import ProgressBar
 
-        with ProgressBar(self._out) as progress:
-            for done, camera in enumerate(self.cameras, 1):
-                rendered = self._renderer.render_view(camera)
-                self._collect(rendered, progress)
+        with ProgressBar(self.out) as progress:
+            for done, camera in enumerate(self.views.cameras, 1):
+                rendered = self.renderer.render_view(camera)
+                if (score := rendered.score) is not None:
+                    self.scores.append(score)
+                    progress.print(f"{camera.name}: PSNR {score.psnr:.2f} dB  SSIM {score.ssim:.4f}")
                 yield rendered
-                progress.update("views", done, len(self.cameras))
+                progress.update("views", done, len(self.views.cameras))
 
-    def _collect(self, rendered: RenderedView, progress: ProgressBar) -> None:
-        if rendered.score is not None:
-            self._scores.append(rendered.score)
-            progress.print(f"{rendered.camera.name}: PSNR {rendered.score.psnr:.2f} dB  SSIM {rendered.score.ssim:.4f}")
-
-    def figures(self) -> dict[str, float | None]:
+    def _mean_scores(self) -> dict[str, float | None]:
         """Return mean PSNR and SSIM of the views that have images, and print them."""
         from splatcli.train.evaluate import mean_scores, unlike_note
 
-        if not self._scores:
+        if not self.scores:
             return {"psnr": None, "ssim": None}
-        psnr, ssim = mean_scores(self._scores)
-        self._out.message(f"mean over {counted(len(self._scores), 'view')}: PSNR {psnr:.2f} dB  SSIM {ssim:.4f}")
-        if self._foreign is not None and (note := unlike_note(psnr, self._foreign)) is not None:
-            self._out.warn(note)
+        psnr, ssim = mean_scores(self.scores)
+        self.out.message(f"mean over {counted(len(self.scores), 'view')}: PSNR {psnr:.2f} dB  SSIM {ssim:.4f}")
+        if self.foreign is not None and (note := unlike_note(psnr, self.foreign)) is not None:
+            self.out.warn(note)
         return {"psnr": psnr, "ssim": ssim}
-
-
-def _write_images(
-    session: _RenderSession,
-    target: Target,
-    kinds: tuple[str, ...],
-    side_by_side: bool,
-    facts: dict[str, Any],
-    out: Output,
-) -> None:
-    """Write a file for each view; several kinds of image go to a folder each."""
-    from splatcli.output_files import image_paths, write_bytes
-    from splatcli.render.images import png_bytes
-    from splatcli.render.output import channels, write_exr
-
-    if target.folder is None:
-        assert target.file is not None
-        paths = [target.file]
-    else:
-        paths = image_paths((camera.name for camera in session.cameras), target.folder, f".{target.format}")
-
-    def write(rendered: RenderedView, path: Path) -> dict[str, Path]:
-        made: dict[str, Path] = {}
-        if target.format == "exr":
-            write_exr(path, channels(rendered.maps, kinds))
-            made["exr"] = path
-        elif side_by_side or len(kinds) == 1:
-            write_bytes(path, png_bytes(_side_by_side(rendered)))
-            made["rgb"] = path
-        else:
-            assert target.folder is not None
-            for kind, image in rendered.images.items():
-                made[kind] = target.folder / kind / path.relative_to(target.folder)
-                write_bytes(made[kind], png_bytes(image))
-        return made
-
-    written: list[Path] = []
-    for rendered, made in _behind(write, session.rendered_views(), paths):
-        written += made.values()
-        event: dict[str, Any] = {"view": rendered.camera.name, "path": next(iter(made.values()))}
-        event |= {"paths": made} if len(made) > 1 else {}
-        event |= {"psnr": rendered.score.psnr, "ssim": rendered.score.ssim} if rendered.score else {}
-        out.event("rendered", event)
-    out.result({"paths": written, **session.figures(), **facts}, written)
 
 
 def _behind(
@@ -527,45 +551,6 @@ def _behind(
             pending.append((rendered, pool.submit(write, rendered, path)))
         for before, done in pending:
             yield before, done.result()
-
-
-def _write_video(
-    session: _RenderSession,
-    chosen: Views,
-    target: Target,
-    opts: RenderOptions,
-    across: int,
-    facts: dict[str, Any],
-    out: Output,
-) -> None:
-    """Write all frames to one video file or stream."""
-    from splatcli.render.output import write_video
-
-    (width, height), fps = chosen.sizes[0], opts.fps or chosen.fps or _FPS
-    width *= across
-    if target.file is not None:
-        write_video(
-            target.file, (_side_by_side(rendered) for rendered in session.rendered_views()), (width, height), fps
-        )
-        facts |= {"frames": len(session.cameras), "fps": fps, "width": width, "height": height}
-        out.result({"paths": [target.file], **session.figures(), **facts}, [target.file])
-        return
-    out.message(
-        f"raw frames: {len(session.cameras)} of {width}x{height}, 8-bit RGB, top row first; ffmpeg options: "
-        f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps:g} -i -"
-    )
-    _write_stdout(session, out, raw=True)
-
-
-def _write_stdout(session: _RenderSession, out: Output, *, raw: bool = False) -> None:
-    """Write the images to stdout until the reader closes the pipe."""
-    from splatcli.render.images import png_bytes
-
-    for rendered in session.rendered_views():
-        image = _side_by_side(rendered)
-        if not out.data(image.tobytes() if raw else png_bytes(image)):
-            return
-    session.figures()
 
 
 def _side_by_side(rendered: RenderedView) -> NDArray[np.uint8]:
@@ -625,7 +610,7 @@ def _render_settings(model: Model, opts: RenderOptions, target: Target) -> Rende
     return settings if opts.background is None else replace(settings, background=opts.background)
 
 
-def default_folder(model: Model, label: str) -> Path:
+def _renders_folder(model: Model, label: str) -> Path:
     """Return renders/<step>_<views> in the run folder, or beside a model that has no run."""
     from splatcli.cli.model import run_folder
 
