@@ -17,7 +17,7 @@ import typer
 
 from splatcli.cli.commands import app
 from splatcli.cli.help import in_order
-from splatcli.cli.options import Command
+from splatcli.cli.typer_command import Command
 from splatcli.config import sections, setting_fields, setting_flags
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splatcli.cli import options
+from splatcli.cli.typer_command import add_command
 from splatcli.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _check_arguments(cells: Sequence[Cell]) -> None:
 
     app = typer.Typer(name="splat", rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
     app.callback()(lambda: None)  # so that the one command has a name
-    options.add_command(app, "train", train.check, TrainCommand, panel="")
+    add_command(app, "train", train.check, TrainCommand, panel="")
     for cell in cells:
         if not Path(cell.arguments[0]).exists():  # check_scenes() has found its figures
             continue

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splatcli.cli import options
+from splatcli.cli.typer_command import Exists
 from splatcli.errors import (
     ModelFileError,
     OlderModelError,
@@ -33,7 +34,7 @@ _STATES = {
 }
 
 
-_EXISTS = options.Exists("this path does not exist", "name a run folder, a checkpoint or a PLY")
+_EXISTS = Exists("this path does not exist", "name a run folder, a checkpoint or a PLY")
 
 
 @dataclass(frozen=True)

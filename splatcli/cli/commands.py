@@ -34,9 +34,9 @@ from splatcli.cli.console import Output, set_plain, take_stdout_error
 from splatcli.cli.edit_order import EditCommand
 from splatcli.cli.error_report import report_error
 from splatcli.cli.help import GUIDE
-from splatcli.cli.options import Group, add_command
 from splatcli.cli.other_programs import TrainCommand
 from splatcli.cli.process import interrupts, require_address_space
+from splatcli.cli.typer_command import Group, add_command
 from splatcli.errors import UsageError
 
 _INTERRUPTED = 130

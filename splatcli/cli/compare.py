@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splatcli.cli import options
+from splatcli.cli.typer_command import exclusion
 from splatcli.errors import SceneError, UsageError
 from splatcli.output_files import refuse_existing
 from splatcli.progress import track
@@ -204,7 +205,7 @@ def _second(args: CompareArguments) -> tuple[Path | None, Path | None]:
     if other is None or not other.is_dir() or is_run_folder(other):
         return other, args.data
     if args.data is not None:
-        raise options.exclusion("--data", str(other), remedy="name one scene")
+        raise exclusion("--data", str(other), remedy="name one scene")
     return None, other
 
 

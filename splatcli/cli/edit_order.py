@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from splatcli.cli import options
+from splatcli.cli.typer_command import Command
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ ORDERED = "--ordered-operation"
 _ALL, _NONE = "all", "none"
 
 
-class EditCommand(options.Command):
+class EditCommand(Command):
     """Keeps the order of operations among each other, the models and ``-o``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -12,6 +12,7 @@ import typer
 
 from splatcli.cli import options
 from splatcli.cli.tables import Table
+from splatcli.cli.typer_command import Exists, SettingFlags
 from splatcli.errors import SceneError, SplatError, UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class InfoArguments:
             "Without it: the path from a pipe, else the newest run under output/.",
             show_default=False,
         ),
-        options.Exists("this path does not exist", "name a checkpoint, PLY, run folder or scene"),
+        Exists("this path does not exist", "name a checkpoint, PLY, run folder or scene"),
     ] = None
     plot: Annotated[
         Path | None,
@@ -48,7 +49,7 @@ class InfoArguments:
     ] = False
     json: options.Json = False
     quiet: options.Quiet = False
-    settings: Annotated[dict[str, Any], options.SettingFlags(options.SCENE_SETTINGS)] = field(default_factory=dict)
+    settings: Annotated[dict[str, Any], SettingFlags(options.SCENE_SETTINGS)] = field(default_factory=dict)
     foreign: options.ForeignModelOptions = field(default_factory=options.ForeignModelOptions)
 
     def __post_init__(self) -> None:

@@ -1,16 +1,14 @@
-"""Command lines and folders of other programs, as ``splat train`` takes them."""
+"""Command lines of other programs, as ``splat train`` answers them."""
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections import deque
 from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
-from splatcli.cli.model import is_splats_file
-from splatcli.cli.options import Command
+from splatcli.cli.typer_command import Command
 from splatcli.errors import UsageError
 
 #: Flags of the original program, gsplat, nerfstudio, Brush and OpenSplat -> what stands for them; "" takes the value
@@ -287,55 +285,6 @@ def _scaled(factor: str) -> str:
         return "..."
 
 
-def scene_to_train(path: Path, *, is_layout_given: bool) -> tuple[Path, str | None]:
-    """Return the folder of the scene that ``path`` means, and a note where that is another folder.
-
-    The model folder of a scene (sparse/, sparse/0) and its images/ stand for the scene. is_layout_given: flags say how
-    the folder is to be read, and it is taken as it is. Raises UsageError, which names the command, for a run or a
-    checkpoint, and for one of several models.
-    """
-    name = shlex.quote(str(path))
-    if not os.path.exists(path):  # False also for a name that no file can have
-        return path, None
-    if path.is_file() and path.suffix == ".pt" and path.parent.name == "ckpts":
-        raise UsageError(
-            "this is a checkpoint, and training takes a scene",
-            where=path,
-            remedy=f"splat resume {name} continues its run; splat train SCENE --init {name} starts from it",
-        )
-    if is_splats_file(path):
-        raise UsageError(
-            "this is a file of splats, and training takes a scene",
-            where=path,
-            remedy=f"splat train SCENE --init {name} starts from it; splat view {name} shows it",
-        )
-    if (path / "ckpts").is_dir() and not (path / "images").is_dir():
-        raise UsageError(
-            "this is a run folder, and training takes a scene", where=path, remedy=f"splat resume {name} continues it"
-        )
-    if is_layout_given or not path.is_dir():
-        return path, None
-    absolute = path.absolute()
-    root = absolute.parent
-    if absolute.parent.name == "sparse" and _is_model(path) and (root.parent / "images").is_dir():
-        models = [folder for folder in root.iterdir() if _is_model(folder)]
-        if len(models) > 1:
-            scene = shlex.quote(str(_shortened(root.parent, path)))
-            raise UsageError(
-                f"this is one of {len(models)} models of a scene",
-                where=path,
-                remedy=f"splat train {scene} --model sparse/{absolute.name}",
-            )
-        return _moved(root.parent, path)
-    has_models = _is_model(path) or _is_model(path / "0")
-    if absolute.name == "sparse" and has_models and (root / "images").is_dir():
-        return _moved(root, path)
-    described = (root / "sparse").is_dir() and (_is_model(root / "sparse") or _is_model(root / "sparse" / "0"))
-    if absolute.name == "images" and (described or (root / "transforms.json").is_file()):
-        return _moved(root, path)
-    return path, None
-
-
 def check_run_folder(output: Path | None) -> None:
     """Raise UsageError for the name of a file of splats as the folder of a run that is not there yet."""
     if output is None or output.suffix.lower() not in _SPLATS or output.is_dir():
@@ -346,22 +295,3 @@ def check_run_folder(output: Path | None) -> None:
         where=f"-o {output}",
         remedy=f"-o {run}, and then splat export {run} -o {shlex.quote(str(output))}",
     )
-
-
-def _is_model(folder: Path) -> bool:
-    return any((folder / f"cameras{suffix}").is_file() for suffix in (".bin", ".txt"))
-
-
-def _moved(scene: Path, given: Path) -> tuple[Path, str]:
-    shown = _shortened(scene, given)
-    return shown, f"{given} belongs to the scene {shown}, which is trained"
-
-
-def _shortened(scene: Path, given: Path) -> Path:
-    """Return ``scene``, which is above ``given``, written as that is."""
-    if given.is_absolute():
-        return scene
-    above = given
-    while above.absolute() != scene and above.name not in ("", ".."):
-        above = above.parent
-    return above if above.absolute() == scene else scene

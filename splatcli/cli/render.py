@@ -11,6 +11,7 @@ import typer
 
 from splatcli.cli import options
 from splatcli.cli.model_views import ground_truth_of, refuse_for_views, views_of
+from splatcli.cli.typer_command import Command
 from splatcli.errors import UsageError
 from splatcli.sizes import counted
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _NAMES = ("test", "train", "all", "orbit", "ellipse", "spiral", "interpolate")
 
 
-class RenderCommand(options.Command):
+class RenderCommand(Command):
     """Lets ``--views`` stand alone for ``--views test``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from splatcli.cli import options
+from splatcli.cli.typer_command import SettingFlags
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class ResumeArguments:
     quiet: options.Quiet = False
     settings: Annotated[
         dict[str, Any],
-        options.SettingFlags(
+        SettingFlags(
             ("train.iterations", "memory.budget", "memory.offload", "data.cache_bytes"),
             help={
                 "train.iterations": "Continue to N steps in all; the schedule stays as it was.",

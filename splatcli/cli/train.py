@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splatcli.cli import options
-from splatcli.cli.other_programs import check_run_folder, scene_to_train
+from splatcli.cli.model import is_splats_file
+from splatcli.cli.other_programs import check_run_folder
+from splatcli.cli.typer_command import SettingFlags, exclusion
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ class TrainArguments:
     device: options.Device = "auto"
     json: options.Json = False
     quiet: options.Quiet = False
-    settings: Annotated[dict[str, Any], options.SettingFlags()] = field(default_factory=dict)
+    settings: Annotated[dict[str, Any], SettingFlags()] = field(default_factory=dict)
     foreign: options.ForeignModelOptions = field(default_factory=options.ForeignModelOptions)
     processes: options.RankOptions = field(default_factory=options.RankOptions)
     page: options.ViewerOptions = field(default_factory=options.ViewerOptions)
@@ -96,7 +98,7 @@ class TrainArguments:
             _seconds(self.max_time)
         maps = [f"--{name.replace('_', '-')}" for name in COLOUR_MAPS if settings.get(f"views.{name}")]
         if len(maps) > 1:
-            raise options.exclusion(*maps[:2], remedy="give one; each maps the colours of an image")
+            raise exclusion(*maps[:2], remedy="give one; each maps the colours of an image")
         self._check_combination(settings)
         if self.dry_run and processes.distributed and processes.ranks is None:
             raise UsageError(
@@ -319,3 +321,71 @@ def _seconds(text: str) -> float:
         raise UsageError(
             f"{text!r} is not a length of time", where="--max-time", remedy="e.g. 60s, 5m or 1.5h"
         ) from None
+
+
+def scene_to_train(path: Path, *, is_layout_given: bool) -> tuple[Path, str | None]:
+    """Return the folder of the scene that ``path`` means, and a note where that is another folder.
+
+    The model folder of a scene (sparse/, sparse/0) and its images/ stand for the scene. is_layout_given: flags say how
+    the folder is to be read, and it is taken as it is. Raises UsageError, which names the command, for a run or a
+    checkpoint, and for one of several models.
+    """
+    name = shlex.quote(str(path))
+    if not os.path.exists(path):  # False also for a name that no file can have
+        return path, None
+    if path.is_file() and path.suffix == ".pt" and path.parent.name == "ckpts":
+        raise UsageError(
+            "this is a checkpoint, and training takes a scene",
+            where=path,
+            remedy=f"splat resume {name} continues its run; splat train SCENE --init {name} starts from it",
+        )
+    if is_splats_file(path):
+        raise UsageError(
+            "this is a file of splats, and training takes a scene",
+            where=path,
+            remedy=f"splat train SCENE --init {name} starts from it; splat view {name} shows it",
+        )
+    if (path / "ckpts").is_dir() and not (path / "images").is_dir():
+        raise UsageError(
+            "this is a run folder, and training takes a scene", where=path, remedy=f"splat resume {name} continues it"
+        )
+    if is_layout_given or not path.is_dir():
+        return path, None
+    absolute = path.absolute()
+    root = absolute.parent
+    if absolute.parent.name == "sparse" and _is_model(path) and (root.parent / "images").is_dir():
+        models = [folder for folder in root.iterdir() if _is_model(folder)]
+        if len(models) > 1:
+            scene = shlex.quote(str(_shortened(root.parent, path)))
+            raise UsageError(
+                f"this is one of {len(models)} models of a scene",
+                where=path,
+                remedy=f"splat train {scene} --model sparse/{absolute.name}",
+            )
+        return _moved(root.parent, path)
+    has_models = _is_model(path) or _is_model(path / "0")
+    if absolute.name == "sparse" and has_models and (root / "images").is_dir():
+        return _moved(root, path)
+    described = (root / "sparse").is_dir() and (_is_model(root / "sparse") or _is_model(root / "sparse" / "0"))
+    if absolute.name == "images" and (described or (root / "transforms.json").is_file()):
+        return _moved(root, path)
+    return path, None
+
+
+def _is_model(folder: Path) -> bool:
+    return any((folder / f"cameras{suffix}").is_file() for suffix in (".bin", ".txt"))
+
+
+def _moved(scene: Path, given: Path) -> tuple[Path, str]:
+    shown = _shortened(scene, given)
+    return shown, f"{given} belongs to the scene {shown}, which is trained"
+
+
+def _shortened(scene: Path, given: Path) -> Path:
+    """Return ``scene``, which is above ``given``, written as that is."""
+    if given.is_absolute():
+        return scene
+    above = given
+    while above.absolute() != scene and above.name not in ("", ".."):
+        above = above.parent
+    return above if above.absolute() == scene else scene

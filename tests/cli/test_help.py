@@ -13,9 +13,9 @@ import typer
 from typer.testing import CliRunner
 
 from splatcli import __version__
-from splatcli.cli import options
 from splatcli.cli.commands import app
 from splatcli.cli.help import GUIDE
+from splatcli.cli.typer_command import SettingFlags
 from splatcli.config import setting_flags
 from tests.cli.terminal import on_terminal
 from tests.running import Splat
@@ -296,7 +296,7 @@ def test_without_model_and_runs_there_is_an_error(splat: Splat, tmp_path, monkey
 
 
 def test_the_list_of_commands_needs_no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "_parse_with", lambda function: pytest.fail("flags are made"))
+    monkeypatch.setattr("splatcli.cli.typer_command._parse_with", lambda function: pytest.fail("flags are made"))
     assert CliRunner().invoke(app, ["--help"]).exit_code == 0
 
 
@@ -336,7 +336,7 @@ def test_an_error_names_the_flag(splat: Splat, words: list[str], where: str, tmp
 
 
 def test_flags_of_resume_turn_settings_off() -> None:
-    flags = options.SettingFlags(("memory.offload", "train.iterations"), negatable=True)
+    flags = SettingFlags(("memory.offload", "train.iterations"), negatable=True)
     names = [parameter.name for parameter in flags.parameters()]
     assert flags.given(dict.fromkeys(names)) == {}
     assert flags.given(dict(zip(names, (False, 7), strict=True))) == {"memory.offload": False, "train.iterations": 7}

@@ -12,7 +12,8 @@ import pytest
 import typer
 
 from splatcli.cli.commands import app
-from splatcli.cli.other_programs import _CHOICES, _FLAGS, _LISTS, _METHODS, _OFF, _SWITCHES, scene_to_train
+from splatcli.cli.other_programs import _CHOICES, _FLAGS, _LISTS, _METHODS, _OFF, _SWITCHES
+from splatcli.cli.train import scene_to_train
 from splatcli.config import Config, flat_settings
 from tests.cli.tiny import QUICK
 from tests.running import Splat
