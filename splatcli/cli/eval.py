@@ -222,7 +222,8 @@ def _measure(
     owner = scene if checkpoint is None else checkpoint
     scores, fitted, indices, figures = [], [], [], []
     refined = scene.cameras if checkpoint is None else checkpoint.refined_cameras()
-    for camera in track(select_views(views, refined, owner.train, owner.test).cameras, "views"):
+    chosen = select_views(views, refined, owner.train, owner.test, images_only=True)
+    for camera in track(chosen.cameras, "views"):
         if ground_truth.is_fully_masked(camera.name):
             continue
         one = ground_truth.compare(camera.name, render_pixels(model.gaussians, camera, settings))

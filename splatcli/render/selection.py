@@ -127,6 +127,8 @@ def select_views(
     options: PathOptions | None = None,
     camera_file: Path = CAMERA_FILE,
     size: tuple[int, int] | None = None,
+    *,
+    images_only: bool = False,
 ) -> Views:
     """Return the views that ``text`` names: one of SPLITS or PATHS, a .json, or images with commas.
 
@@ -134,6 +136,7 @@ def select_views(
     options: of a camera path.
     camera_file: one to advise where there are no cameras.
     size: of the images, for a camera file that has none.
+    images_only: advise neither paths nor camera files.
     Raises UsageError when there are none, SceneError for a broken camera file.
     """
     if text in PATHS:
@@ -149,7 +152,8 @@ def select_views(
             remedy=f"name the scene with --data SCENE, or a camera file: --views {camera_file}",
         )
     if text not in SPLITS:
-        return Views(NAMED, _named(text, cameras), from_run=True)
+        words = SPLITS if images_only else (*SPLITS, *PATHS)
+        return Views(NAMED, _named(text, cameras, words), from_run=True)
     indices = {"test": test, "train": train, "all": range(len(cameras))}[text]
     if not indices:
         raise UsageError(
@@ -160,11 +164,11 @@ def select_views(
     return Views(text, [cameras[i] for i in indices], from_run=True)
 
 
-def _named(text: str, cameras: Sequence[Camera]) -> list[Camera]:
+def _named(text: str, cameras: Sequence[Camera], words: Sequence[str]) -> list[Camera]:
     """Return the cameras of the images that ``text`` names with commas, in its order, each once. Raises UsageError.
 
     An image may be named without its ending, its folder or both, where that leaves one, and by the path of its file.
-    The name of a panorama names its faces.
+    The name of a panorama names its faces. words: SPLITS and PATHS that may be named instead.
     """
     if whole := [camera for camera in cameras if camera.name == text]:  # a name may have a comma
         return whole
@@ -172,7 +176,7 @@ def _named(text: str, cameras: Sequence[Camera]) -> list[Camera]:
         return faces
     found = []
     for name in map(str.strip, text.split(",")):
-        found += _faces_of(name, cameras) or [_camera_of(name, cameras)]
+        found += _faces_of(name, cameras) or [_camera_of(name, cameras, words)]
     return list({camera.name: camera for camera in found}.values())
 
 
@@ -182,7 +186,7 @@ def _faces_of(name: str, cameras: Sequence[Camera]) -> list[Camera]:
     return [camera for camera in cameras if camera.name in names]
 
 
-def _camera_of(name: str, cameras: Sequence[Camera]) -> Camera:
+def _camera_of(name: str, cameras: Sequence[Camera], words: Sequence[str]) -> Camera:
     written = [(camera, PurePosixPath(camera.name)) for camera in cameras]
     for matches in (
         [camera for camera, path in written if str(path) == name],
@@ -201,13 +205,13 @@ def _camera_of(name: str, cameras: Sequence[Camera]) -> Camera:
             return matches[0]
     names = [camera.name for camera in cameras]
     short = {PurePosixPath(one).name: one for one in reversed(names)}
-    words = [*SPLITS, *PATHS]
     if name in words:
         raise UsageError(
             f"{name} stands alone, and here other views are named beside it",
             where="--views",
             remedy=f"one of {', '.join(words)} (all has test and train), or images with commas",
         )
+    files = "a .json of cameras, " if PATHS[0] in words else ""
     near = difflib.get_close_matches(name, [*words, *names], n=_NEAR)
     near += [short[one] for one in difflib.get_close_matches(PurePosixPath(name).name, short, n=_NEAR)]
     raise UsageError(
@@ -215,7 +219,7 @@ def _camera_of(name: str, cameras: Sequence[Camera]) -> Camera:
         where="--views",
         remedy=f"did you mean {' or '.join(list(dict.fromkeys(near))[:_NEAR])}?"
         if near
-        else f"{', '.join(words)}, a .json of cameras, or images with commas: {listed(names, _SHOWN)}",
+        else f"{', '.join(words)}, {files}or images with commas: {listed(names, _SHOWN)}",
     )
 
 

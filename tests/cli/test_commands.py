@@ -642,6 +642,14 @@ class TestEval:
         assert refused.code == 2
         assert "'orbit' names no views with images" in refused.err
 
+    @pytest.mark.parametrize("name", ["nowhere", "orbt"])
+    def test_it_advises_no_views_without_images(self, splat: Splat, finished_run: Path, name: str) -> None:
+        refused = splat("eval", finished_run, "--views", name, "--device", "cpu")
+        assert refused.code == 2
+        assert f"'{name}' names no views, and no image" in refused.err
+        assert "orbit" not in refused.err
+        assert ".json" not in refused.err
+
     def test_lpips_without_a_package_names_what_to_install(
         self, splat: Splat, finished_run: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
