@@ -25,13 +25,15 @@ def main() -> int:
         end_imports_at_once()
         collect_garbage_rarely()
         refuse_pipes()
-        if "--plain" in sys.argv:
-            os.environ["SPLATCLI_PLAIN"] = "1"  # also for processes that the command starts with its own words
-            sys.argv.remove("--plain")
-        from splatcli.cli.commands import run
+        from splatcli.cli.commands import run, without_plain
+        from splatcli.cli.console import PLAIN_VARIABLE
 
+        words = without_plain(sys.argv[1:])
+        if words != sys.argv[1:]:
+            os.environ[PLAIN_VARIABLE] = "1"  # also for processes that the command starts with its own words
+            sys.argv[1:] = words
         try:
-            code = run(sys.argv[1:])
+            code = run(words)
         finally:
             leave_garbage()
         _ignore_interrupts()

@@ -30,7 +30,7 @@ from splatcli.cli import (
     view,
 )
 from splatcli.cli import eval as eval_command
-from splatcli.cli.console import Output, set_plain, take_stdout_error
+from splatcli.cli.console import Output, take_stdout_error
 from splatcli.cli.edit_order import EditCommand
 from splatcli.cli.error_report import report_error
 from splatcli.cli.help import GUIDE
@@ -147,7 +147,7 @@ def run(argv: Sequence[str]) -> int:
     _make_streams_lenient()
     take_stdout_error()  # of an earlier command in this process
     out = Output(json="--json" in argv, quiet=False)
-    code = _run(_with_flags(_without_plain(argv)), out)
+    code = _run(_with_flags(without_plain(argv)), out)
     out.close()
     problem = take_stdout_error()
     if problem is not None and code == 0:
@@ -179,10 +179,9 @@ def _note_interrupt(argv: Sequence[str], out: Output) -> int:
     return _INTERRUPTED
 
 
-def _without_plain(argv: Sequence[str]) -> list[str]:
-    """Return a command line without ``--plain``, which is obeyed from now on."""
+def without_plain(argv: Sequence[str]) -> list[str]:
+    """Return a command line without ``--plain``, which main() obeys."""
     end = argv.index("--") if "--" in argv else len(argv)
-    set_plain(_PLAIN in argv[:end])
     return [*(word for word in argv[:end] if word != _PLAIN), *argv[end:]]
 
 

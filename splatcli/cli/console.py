@@ -30,19 +30,13 @@ if TYPE_CHECKING:
     from splatcli.train.events import Event
 
 
-#: Whether the command line asks for plain text, see set_plain().
-_plain = False
-
-
-def set_plain(plain: bool) -> None:
-    """Let everything be plain text: no colour, no boxes, and lines instead of progress bars (``--plain``)."""
-    global _plain
-    _plain = plain
+#: The variable with which everything is plain text: no colour, no boxes, and lines instead of progress bars.
+PLAIN_VARIABLE = "SPLATCLI_PLAIN"
 
 
 def has_cursor(stream: TextIO | None) -> bool:
     """Return whether a stream is a terminal whose lines can be redrawn; with TERM=dumb and --plain it is not."""
-    plain = _plain or os.environ.get(PLAIN_VARIABLE, "") not in ("", "0") or os.environ.get("TERM") == "dumb"
+    plain = os.environ.get(PLAIN_VARIABLE, "") not in ("", "0") or os.environ.get("TERM") == "dumb"
     return stream is not None and stream.isatty() and not plain
 
 
@@ -50,9 +44,6 @@ def is_styled(stream: TextIO | None) -> bool:
     """Return whether a stream gets colour and boxes: as has_cursor(), and not with NO_COLOR."""
     return has_cursor(stream) and not os.environ.get("NO_COLOR")
 
-
-#: The variable that does what --plain does.
-PLAIN_VARIABLE = "SPLATCLI_PLAIN"
 
 #: Failures of stdout other than a closed pipe.
 _stdout_failures: list[OSError] = []

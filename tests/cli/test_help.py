@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from splatcli.cli.help import GUIDE
 from splatcli.cli.typer_command import SettingFlags
 from splatcli.config import setting_flags
 from tests.cli.terminal import on_terminal
-from tests.running import Splat
+from tests.running import Done, Splat
 
 COMMANDS = ("train", "sfm", "resume", "render", "export", "view", "eval", "compare", "info")
 
@@ -149,8 +150,8 @@ def test_an_unknown_flag_with_the_name_of_a_setting_names_it(splat: Splat) -> No
     assert "--set" not in splat("view", "--eval-every", "50").err
 
 
-def test_words_after_two_dashes_are_no_flags(splat: Splat) -> None:
-    done = splat("info", "--", "--plain")
+def test_words_after_two_dashes_are_no_flags(shell: Callable[..., Done]) -> None:
+    done = shell("splat info -- --plain")
     assert done.code == 2
     assert "where: --plain" in done.err
 
