@@ -457,8 +457,14 @@ def _on_rank0(group: ProcessGroup | None, doing: str, make: Callable[[], Path | 
         return make()
     with group.rank0_section(doing):
         path = make() if group.rank == 0 else None
-    found = group.broadcast("" if path is None else str(path))
-    return Path(found) if found else None
+    return _of_rank0(group, path)
+
+
+def _of_rank0(group: ProcessGroup, path: Path | None) -> Path | None:
+    """Return the path of rank 0. path: that of this process, which others than rank 0 do not have."""
+    # Words of a group are UTF-8, which names need not be.
+    found = group.broadcast("" if path is None else os.fsencode(path).hex())
+    return Path(os.fsdecode(bytes.fromhex(found))) if found else None
 
 
 def _scene_without_tracks(run: NewRun) -> tuple[Scene, NoTracksError | None]:
@@ -508,11 +514,10 @@ def _open_run_dir(group: ProcessGroup | None, make: Callable[[], RunDir]) -> Run
 
     if group is None:
         return make()
-    if group.rank:
-        return ReadOnlyRunDir(Path(os.fsdecode(bytes.fromhex(group.broadcast("")))))
-    run_dir = make()
-    group.broadcast(os.fsencode(run_dir.path).hex())  # words of a group are UTF-8, which names need not be
-    return run_dir
+    run_dir = None if group.rank else make()
+    path = _of_rank0(group, None if run_dir is None else run_dir.path)
+    assert path is not None, "rank 0 has opened one"
+    return ReadOnlyRunDir(path) if run_dir is None else run_dir
 
 
 def _new_run_dir(scene: Path, place: Path | None = None, *, overwrite: bool = False) -> RunDir:

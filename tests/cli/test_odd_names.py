@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ from splatcli.checkpoint.run_dir import RunDir
 from splatcli.errors import OutputError
 from splatcli.output_files import free_folder
 from tests.cli.tiny import QUICK
-from tests.running import Splat
+from tests.native.cases import NEEDS_COMPILER
+from tests.running import Done, Splat
 
 #: A name in Latin-1, as old archives unpack it: it is not UTF-8.
 LATIN = os.fsdecode(b"caf\xe9")
@@ -34,6 +37,15 @@ def test_a_run_in_a_folder_that_is_not_utf8_is_trained_and_used(splat: Splat, ti
     ):
         done = splat(*words)
         assert done.code == 0, done.err
+
+
+@NEEDS_COMPILER
+def test_ranks_find_a_run_in_such_a_folder_again(shell: Callable[..., Done], tiny_scene: Path, tmp_path: Path) -> None:
+    words = shlex.join(["train", str(tiny_scene), "-n", "2", "--ranks", "2", "--device", "cpu", "-q", *QUICK])
+    for _ in range(2):
+        done = shell(f"splat {words} -o $'caf\\xe9' > printed")
+        assert done.code == 0, done.err
+        assert (tmp_path / "printed").read_bytes() == b"caf\xe9/ckpts/ckpt_000002.pt\n"
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "bell\a", "a\r", "line\u2028"])
