@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,18 +92,12 @@ def bench(args: BenchArguments) -> int:
         for number, cell in enumerate(cells, 1):
             record, known = measure(cell, args.output, keep=args.keep, sheet=args.sheet)
             records.append(record)
-            facts = {name: getattr(record, name) for name in Record.__slots__}
-            out.event("run", facts)
+            out.event("run", asdict(record))
             how = "known" if known else f"{record.seconds:.0f} s"
             out.message(f"{number}/{len(cells)} {cell.name}: {record.psnr:.2f} dB, {record.num_gaussians:,} ({how})")
-        import json as text
-
-        report = {
-            **describe_machine(),
-            "runs": [{name: getattr(r, name) for name in Record.__slots__} for r in records],
-        }
+        report = {**describe_machine(), "runs": [asdict(record) for record in records]}
         path = args.output / "bench.json"
-        write_bytes(path, (text.dumps(report, indent=1) + "\n").encode())
+        write_bytes(path, (json.dumps(report, indent=1) + "\n").encode())
         lines = markdown(records)
         write_bytes(args.output / "table.md", ("\n".join(lines) + "\n").encode())
         out.result({"path": path, "runs": len(records), "table": lines}, lines, [of_markdown(lines)])

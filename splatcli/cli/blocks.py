@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from splatcli.config import Config
     from splatcli.gaussians import Gaussians
     from splatcli.scene.partition import Grid
+    from splatcli.scene.scene import Scene
 
 
 #: The file that records the blocks of a folder; written before training starts.
@@ -87,7 +88,7 @@ def folder_of(place: Path, block: int) -> Path:
     return place / "blocks" / f"{block:03d}"
 
 
-def train_blocks(run: NewRun, block: int | None, context: RunContext) -> int:
+def train_blocks(run: NewRun, context: RunContext) -> int:
     """Train one block, or all that are not finished and merge them, and return the exit code.
 
     The folder of the run takes the blocks and the merged model. A stopped block continues, a finished one stays. Raises
@@ -97,7 +98,7 @@ def train_blocks(run: NewRun, block: int | None, context: RunContext) -> int:
     from splatcli.config import COLOUR_MAPS, parse_blocks
     from splatcli.scene.read import has_images_only
 
-    config, out = run.config, context.out
+    config, block, out = run.config, run.config.data.block, context.out
     assert config.data.blocks is not None
     strips, columns = parse_blocks(config.data.blocks)
     if block is not None and block >= strips * columns:
@@ -242,13 +243,16 @@ def merge_run(
     # A merge uses no photo, and has the cameras of the blocks.
     check_same_scene(first, restrict_to_block(scene, shape, 0), CONSENT)
     del first
-    if target is None:
-        _merge_state(place, last, grid, scene, exports or ExportAtEnd(), out)
-    else:
-        _merge_ply(last, grid, target, out)
+    path, count = _merge_state(place, last, grid, scene, out) if target is None else _merge_ply(last, grid, target)
+    out.message(f"{len(last)} blocks merged: {count:,} Gaussians")
+    written, problem = ({}, None) if exports is None else exports.write(path, out)
+    out.result({"path": path, "num_gaussians": count, "blocks": len(last), **written}, [path])
+    if problem is not None:
+        raise problem
 
 
-def _merge_state(place: Path, last: list[Path], grid: Grid, scene: Any, exports: ExportAtEnd, out: Output) -> None:
+def _merge_state(place: Path, last: list[Path], grid: Grid, scene: Scene, out: Output) -> tuple[Path, int]:
+    """Write a checkpoint into ``place``; return its path and the number of Gaussians."""
     from splatcli.checkpoint.run_dir import RunDir, step_of
     from splatcli.train.merge import merged
 
@@ -262,13 +266,13 @@ def _merge_state(place: Path, last: list[Path], grid: Grid, scene: Any, exports:
         out.warn(
             f"{newest}: this later checkpoint was there before, and {place} stands for it; {path} is the merged one"
         )
-    _tell(path, len(checkpoint.gaussians), len(last), out, exports)
+    return path, len(checkpoint.gaussians)
 
 
-def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
-    """Write a PLY with one block in memory at a time. It reads each block twice: a PLY begins with its row count.
+def _merge_ply(last: list[Path], grid: Grid, target: Path) -> tuple[Path, int]:
+    """Write a PLY with one block in memory at a time; return its path and the number of Gaussians.
 
-    And with the digest of its opacities and scales.
+    Each block is read twice: a PLY begins with its row count and the digest of its opacities and scales.
     """
     from splatcli.checkpoint.atomic import write_atomically
     from splatcli.formats.ply import Seal, write_ply_parts
@@ -307,16 +311,7 @@ def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
         what="PLY",
         stream=True,
     )
-    _tell(target, sum(counts), len(last), out)
-
-
-def _tell(path: Path, count: int, blocks: int, out: Output, exports: ExportAtEnd | None = None) -> None:
-    """Print the result of a merge. exports: files for the model that was merged into a checkpoint."""
-    out.message(f"{blocks} blocks merged: {count:,} Gaussians")
-    written, problem = ({}, None) if exports is None else exports.write(path, out)
-    out.result({"path": path, "num_gaussians": count, "blocks": blocks, **written}, [path])
-    if problem is not None:
-        raise problem
+    return target, sum(counts)
 
 
 def _train_block(number: int, run: NewRun, folder: Path, context: RunContext) -> int:

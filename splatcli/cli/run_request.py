@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ class RunRequest:
 
     build: Callable[[dict[str, Any]], Config]
     options: Mapping[str, Any]
-    values: Mapping[str, Any]
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     def with_values(self, values: Mapping[str, Any]) -> RunRequest:
         """Return the request with other values under dotted keys."""

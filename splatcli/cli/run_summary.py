@@ -24,8 +24,8 @@ def summary(
     score: Evaluated | None,
     probed: Probed | None,
     *,
-    explain_split: bool = False,
-    exported: bool = False,
+    explain_split: bool,
+    exported: bool,
 ) -> str:
     """Return the message at the end of a run: time, quality, sizes, what is suspicious, what comes next.
 

@@ -69,7 +69,7 @@ class RunContext:
 
     stop_at: the last step of this command. exports: files for the finished model. live: shows the run to browsers.
     group: the processes that share the run; the first finds cameras and makes the folder, and all read the scene.
-    sharded: each of them holds a part of the Gaussians.
+    sharded: each of them holds a part of the Gaussians. explain_split: as for summary().
     """
 
     device: str
@@ -79,6 +79,37 @@ class RunContext:
     exports: ExportAtEnd = field(default_factory=ExportAtEnd)
     group: ProcessGroup | None = None
     sharded: bool = False
+    explain_split: bool = False
+
+    def slow_section(self, doing: str) -> AbstractContextManager[None]:
+        """Let ranks wait without limit for one that takes longer than the others."""
+        return nullcontext() if self.group is None else self.group.slow_section(doing)
+
+    def on_rank0(self, doing: str, make: Callable[[], Path | None]) -> Path | None:
+        """Return the path that ``make`` gives; of several processes the first makes it, and the others wait."""
+        if self.group is None:
+            return make()
+        with self.group.rank0_section(doing):
+            path = make() if self.group.rank == 0 else None
+        return _of_rank0(self.group, path)
+
+    def open_run_dir(self, make: Callable[[], RunDir]) -> RunDir:
+        """Return the run folder that ``make`` opens; of several processes the first owns it, and the others read it."""
+        from splatcli.train.data_parallel import ReadOnlyRunDir
+
+        if self.group is None:
+            return make()
+        run_dir = None if self.group.rank else make()
+        path = _of_rank0(self.group, None if run_dir is None else run_dir.path)
+        assert path is not None, "rank 0 has opened one"
+        return ReadOnlyRunDir(path) if run_dir is None else run_dir
+
+
+def _of_rank0(group: ProcessGroup, path: Path | None) -> Path | None:
+    """Return the path of rank 0. path: that of this process, which others than rank 0 do not have."""
+    # Words of a group are UTF-8, which names need not be.
+    found = group.broadcast("" if path is None else os.fsencode(path).hex())
+    return Path(os.fsdecode(bytes.fromhex(found))) if found else None
 
 
 @dataclass(frozen=True)
@@ -146,10 +177,10 @@ def start_training(run: NewRun, context: RunContext) -> int:
     named, out, group = Path(run.config.data.scene), context.out, context.group
     place = run.output or default_folder(named)
     check_name(place)
-    explain_split = "data.test_every" not in run.given and not out.json
+    context = replace(context, explain_split="data.test_every" not in run.given and not out.json)
     earlier = None
     if not run.overwrite:
-        earlier = _on_rank0(group, "inspecting the run folder", lambda: earlier_run(place, run.request, out))
+        earlier = context.on_rank0("inspecting the run folder", lambda: earlier_run(place, run.request, out))
     if run.dry and earlier is not None:
         show_earlier(earlier, out)
         return 0
@@ -158,7 +189,7 @@ def start_training(run: NewRun, context: RunContext) -> int:
         return 0
     if earlier is not None:
         out.message(f"continuing the run from {earlier}")
-        return resume_training(earlier, ResumeOverrides(), context, explain_split=explain_split)
+        return resume_training(earlier, ResumeOverrides(), context)
     with SignalRequests(ECHO if group else 0.0) as requests:
         start = _read_start(run, place, context)
         config, budget = start.run.config, None
@@ -175,11 +206,11 @@ def start_training(run: NewRun, context: RunContext) -> int:
             show_training(start, config, place, context)
             return 0
         requests.listen_for_stops()
-        with _open_run_dir(group, lambda: _new_run_dir(named, run.output, overwrite=run.overwrite)) as run_dir:
+        with context.open_run_dir(lambda: _new_run_dir(named, run.output, overwrite=run.overwrite)) as run_dir:
             if run_dir.moved_aside is not None:
                 out.note(f"the run that was in {run_dir.path} is now {run_dir.moved_aside}")
             run_dir.write_report(REQUEST, run.request.as_json())
-            with _slow_section(group, "building the model"):
+            with context.slow_section("building the model"):
                 trainer = Trainer.start(
                     config,
                     start.scene,
@@ -194,7 +225,7 @@ def start_training(run: NewRun, context: RunContext) -> int:
             del start  # the model that it was given takes memory
             is_chosen = budget is not None or "train.iterations" in run.given or context.stop_at is not None
             hint = None if is_chosen or trainer.state.gaussians.device.type != "cpu" else LongRunNote(trainer, out)
-            return run_trainer(trainer, requests, context, budget=budget, hint=hint, explain_split=explain_split)
+            return run_trainer(trainer, requests, context, budget=budget, hint=hint)
 
 
 def _read_start(run: NewRun, place: Path, context: RunContext) -> RunStart:
@@ -208,7 +239,7 @@ def _read_start(run: NewRun, place: Path, context: RunContext) -> RunStart:
     from splatcli.scene.scene import check_depths
     from splatcli.train.init import resolve_init
 
-    named, data, out, group = Path(run.config.data.scene), run.config.data, context.out, context.group
+    named, data, out = Path(run.config.data.scene), run.config.data, context.out
 
     def find_cameras() -> Path:
         if not lacks_cameras(named, data):
@@ -216,7 +247,7 @@ def _read_start(run: NewRun, place: Path, context: RunContext) -> RunStart:
         _check_unused(place, overwrite=run.overwrite)
         return scene_with_cameras(named, data.masks, beside=place.parent, device=context.device, out=out)
 
-    folder = _on_rank0(group, "finding cameras", find_cameras)
+    folder = context.on_rank0("finding cameras", find_cameras)
     assert folder is not None
     if folder != named:
         found = {"data.scene": str(folder)}
@@ -224,7 +255,7 @@ def _read_start(run: NewRun, place: Path, context: RunContext) -> RunStart:
             found["data.masks"] = "masks"  # splat sfm writes the masks of any folder there
         run = run.with_values(found)
     out.message(f"reading {run.config.data.scene}")
-    with _slow_section(group, "reading the scene"):
+    with context.slow_section("reading the scene"):
         model = _initial_model(run, out)
         scene, lacking = _scene_without_tracks(run)
     if not out.muted:
@@ -244,7 +275,7 @@ def _read_start(run: NewRun, place: Path, context: RunContext) -> RunStart:
         points = _points_for(run, scene, place, context)
         if points is not None:
             run = run.with_values({"data.points": str(points)})
-            with _slow_section(group, "reading the scene"):
+            with context.slow_section("reading the scene"):
                 scene = _read_images(run.config, run.config.data)
             init = resolve_init(run.config, scene)
     if lacking is not None and run.config.data.points is None and not run.dry:
@@ -276,8 +307,8 @@ def _check_unused(run: Path, *, overwrite: bool) -> None:
         )
 
 
-def resume_training(path: Path, overrides: ResumeOverrides, context: RunContext, *, explain_split: bool = False) -> int:
-    """Continue the run of a checkpoint; return the exit code. explain_split: as for run_trainer()."""
+def resume_training(path: Path, overrides: ResumeOverrides, context: RunContext) -> int:
+    """Continue the run of a checkpoint; return the exit code."""
     from splatcli.checkpoint.file import load_checkpoint
     from splatcli.checkpoint.run_dir import check_unlocked
     from splatcli.config import read_settings
@@ -299,7 +330,7 @@ def resume_training(path: Path, overrides: ResumeOverrides, context: RunContext,
     seen = [] if run is None else _checkpoint_names(run)
     with SignalRequests(ECHO if group else 0.0) as requests:
         out.message(f"reading {path}")
-        with _slow_section(group, "reading the checkpoint"):
+        with context.slow_section("reading the checkpoint"):
             # A state larger than memory is mapped, not read; with sharded Gaussians each process reads its part.
             checkpoint = load_checkpoint(path, mapped=sharded or _wants_offload(path, overrides))
         check_loss_given(checkpoint, named, given=False)
@@ -323,13 +354,13 @@ def resume_training(path: Path, overrides: ResumeOverrides, context: RunContext,
         if sharded:
             check_sharded(config, viewer=context.live is not None)
         out.message(f"reading {root}")
-        with _slow_section(group, "reading the scene"), _skipping_in_a_new_run(root, named):
+        with context.slow_section("reading the scene"), _skipping_in_a_new_run(root, named):
             data, more = (config.data, []) if "data.points" in requested else data_to_resume(config.data)
             scene = read_scene(root, data, background=training_image_background(config))
         requests.listen_for_stops()
         make = partial(_unchanged_run_dir, run, seen) if run else partial(_new_run_dir, scene.root)
-        with _open_run_dir(group, make) as run_dir:
-            with _slow_section(group, "building the model"):
+        with context.open_run_dir(make) as run_dir:
+            with context.slow_section("building the model"):
                 trainer = Trainer.resume(
                     checkpoint,
                     scene,
@@ -345,7 +376,7 @@ def resume_training(path: Path, overrides: ResumeOverrides, context: RunContext,
             run_dir.rewind(checkpoint.step)
             run_dir.write_config(trainer.state.config)
             del checkpoint  # takes as much memory as the state itself
-            return run_trainer(trainer, requests, context, explain_split=explain_split)
+            return run_trainer(trainer, requests, context)
 
 
 def _check_own_checkpoint(path: Path) -> None:
@@ -376,7 +407,7 @@ def _report_last_result(path: Path, context: RunContext, *, held_out: bool) -> b
     def ended() -> Path | None:
         return path if _last_result(path, held_out=held_out) else None
 
-    if _on_rank0(context.group, "inspecting the run folder", ended) is None:
+    if context.on_rank0("inspecting the run folder", ended) is None:
         return False
     result = {**_last_result(path, held_out=held_out), "rollbacks": 0}
     written, problem = _export(path, context)
@@ -451,22 +482,6 @@ def check_batch(config: Config, ranks: int | None) -> None:
         )
 
 
-def _on_rank0(group: ProcessGroup | None, doing: str, make: Callable[[], Path | None]) -> Path | None:
-    """Return the path that ``make`` gives; of several processes the first makes it, and the others wait."""
-    if group is None:
-        return make()
-    with group.rank0_section(doing):
-        path = make() if group.rank == 0 else None
-    return _of_rank0(group, path)
-
-
-def _of_rank0(group: ProcessGroup, path: Path | None) -> Path | None:
-    """Return the path of rank 0. path: that of this process, which others than rank 0 do not have."""
-    # Words of a group are UTF-8, which names need not be.
-    found = group.broadcast("" if path is None else os.fsencode(path).hex())
-    return Path(os.fsdecode(bytes.fromhex(found))) if found else None
-
-
 def _scene_without_tracks(run: NewRun) -> tuple[Scene, NoTracksError | None]:
     """Return the scene of a new run; where its relative depth maps wait for points, without them and with the error.
 
@@ -505,19 +520,7 @@ def _points_for(run: NewRun, scene: Scene, place: Path, context: RunContext) -> 
             scene, run.config.data, beside=place.parent, device=context.device, out=context.out, seconds=seconds
         )
 
-    return _on_rank0(context.group, "triangulating points", triangulate)
-
-
-def _open_run_dir(group: ProcessGroup | None, make: Callable[[], RunDir]) -> RunDir:
-    """Return the run folder that ``make`` opens; of several processes the first owns it, the others only read in it."""
-    from splatcli.train.data_parallel import ReadOnlyRunDir
-
-    if group is None:
-        return make()
-    run_dir = None if group.rank else make()
-    path = _of_rank0(group, None if run_dir is None else run_dir.path)
-    assert path is not None, "rank 0 has opened one"
-    return ReadOnlyRunDir(path) if run_dir is None else run_dir
+    return context.on_rank0("triangulating points", triangulate)
 
 
 def _new_run_dir(scene: Path, place: Path | None = None, *, overwrite: bool = False) -> RunDir:
@@ -554,11 +557,6 @@ def _checkpoint_names(run: Path) -> list[str]:
 
     with os_errors(OutputError, run):
         return [path.name for path in checkpoints_of(run)]
-
-
-def _slow_section(group: ProcessGroup | None, doing: str) -> AbstractContextManager[None]:
-    """Let ranks wait without limit for one that takes longer than the others."""
-    return nullcontext() if group is None else group.slow_section(doing)
 
 
 def default_folder(scene: Path) -> Path:
@@ -626,12 +624,10 @@ def run_trainer(
     *,
     budget: TimeBudget | None = None,
     hint: LongRunNote | None = None,
-    explain_split: bool,
 ) -> int:
     """Run the trainer and report its events; return the exit code.
 
-    The result is printed whenever the last state was saved, also before an error is raised. explain_split: see
-    summary().
+    The result is printed whenever the last state was saved, also before an error is raised.
     """
     from splatcli.train.events import Evaluated, Probed, RolledBack, Stepped, Stopped
 
@@ -666,7 +662,7 @@ def run_trainer(
                 elif isinstance(event, Stopped):
                     stopped = event
                 if live is not None:
-                    with _slow_section(trainer.group, "showing the run"):  # a user may pause the run
+                    with context.slow_section("showing the run"):  # a user may pause the run
                         live.report(event, trainer.state)
     except SplatError as error:
         problem = error
@@ -689,7 +685,9 @@ def run_trainer(
         context.exports.note_unwritten(trainer.run_dir.path, out)
     if problem is None and stopped.reason == "finished" and trainer.state.config.data.block is None:
         exported = bool(facts.get("exports"))
-        out.message(summary(trainer, stopped.path, score, probed, explain_split=explain_split, exported=exported))
+        out.message(
+            summary(trainer, stopped.path, score, probed, explain_split=context.explain_split, exported=exported)
+        )
     out.result(facts, [stopped.path])
     if (failed := problem or lost) is not None:
         raise failed

@@ -107,11 +107,13 @@ class TrainArguments:
                 remedy="say how many there are: --ranks N",
             )
 
-    def check_settings(self) -> None:
-        """Raise UsageError for settings that do not go together, also where a file or --set gives them."""
+    def given_settings(self) -> dict[str, Any]:
+        """Return the settings of flags, file and --set. Raises UsageError for settings that do not go together."""
         from splatcli.config import read_settings
 
-        self._check_combination(read_settings(self.settings, file=self.config, assignments=self.assignments))
+        given = read_settings(self.settings, file=self.config, assignments=self.assignments)
+        self._check_combination(given)
+        return given
 
     def _check_combination(self, given: Mapping[str, Any]) -> None:
         batch = given.get("train.batch_size", 1)
@@ -190,11 +192,10 @@ def train(args: TrainArguments) -> int:
     from splatcli.cli.run_request import RunRequest
     from splatcli.cli.run_training import NewRun, RunContext, start_training
     from splatcli.cli.view import live_page
-    from splatcli.config import read_settings
 
     processes = args.processes
     layout = any(args.settings.get(f"data.{key}") for key in ("format", "model", "images"))
-    args.check_settings()
+    args.given_settings()  # checks them before any work
     exports = ExportAtEnd(args.export)
     scene, note = scene_to_train(args.scene, is_layout_given=layout)
     args, points_note = replace(args, scene=scene).with_points_of_init()
@@ -208,9 +209,7 @@ def train(args: TrainArguments) -> int:
             ranks = processes.ranks if group is None else group.size
             out.note(*filter(None, (note, points_note)))
             # The request has no default batch of ranks, so that another number of ranks recognises the run.
-            request = RunRequest(
-                args.build_over_assignments, {"--max-time": args.max_time, **args.foreign.request()}, {}
-            )
+            request = RunRequest(args.build_over_assignments, {"--max-time": args.max_time, **args.foreign.request()})
             config, rebuild_config = _checked(args, ranks)
             run = NewRun(
                 config,
@@ -222,14 +221,14 @@ def train(args: TrainArguments) -> int:
                 limit=None if args.max_time is None else _seconds(args.max_time),
                 dry=args.dry_run,
                 ranks=ranks,
-                given=tuple(read_settings(args.settings, file=args.config, assignments=args.assignments)),
+                given=tuple(args.given_settings()),
             )
             with live_page(args.page, out) as live:
                 context = RunContext(own_device, out, live, args.stop_at, exports, group, processes.sharded)
                 if config.data.blocks is not None:
                     from splatcli.cli.blocks import train_blocks
 
-                    return train_blocks(run, config.data.block, context)
+                    return train_blocks(run, context)
                 return start_training(run, context)
 
 
@@ -241,7 +240,7 @@ def check(args: TrainArguments) -> int:
 
     args, _ = args.with_points_of_init()
     processes = args.processes
-    args.check_settings()
+    args.given_settings()  # checks them
     ExportAtEnd(args.export)
     if processes.ranks is not None:
         check_ranks(processes, (), device=args.device)
