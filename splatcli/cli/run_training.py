@@ -152,7 +152,7 @@ def note_unused(config: Config, given: Iterable[str], out: Output) -> None:
 
 @dataclass(frozen=True)
 class RunStart:
-    """What a new run starts from.
+    """The run, scene and model that training starts from.
 
     run: with the settings that are known only after reading the scene. init: where the first Gaussians come from, see
     resolve_init(). init_model: the Gaussians that ``--init`` names.
