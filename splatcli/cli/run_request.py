@@ -36,7 +36,7 @@ class RunRequest:
     settings, as JSON. values: dotted keys whose values differ from those of the command line.
     """
 
-    build: Callable[[dict[str, Any]], Config]
+    build: Callable[[Mapping[str, Any]], Config]
     options: Mapping[str, Any]
     values: Mapping[str, Any] = field(default_factory=dict)
 
@@ -48,7 +48,7 @@ class RunRequest:
         """Return settings and options as the run's folder stores them; paths are absolute."""
         from splatcli.config import NAMED_STARTS, flat_settings
 
-        settings = flat_settings(self.build(dict(self.values)), as_json=True)
+        settings = flat_settings(self.build(self.values), as_json=True)
         if settings["model.init"] not in NAMED_STARTS:
             settings["model.init"] = os.path.abspath(settings["model.init"])
         return {**settings, **self.options}

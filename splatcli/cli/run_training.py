@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -116,7 +116,7 @@ def _of_rank0(group: ProcessGroup, path: Path | None) -> Path | None:
 class NewRun:
     """A run that a command line asks for.
 
-    config: its settings. rebuild_config: the settings with others under dotted keys, schedules scaled to them.
+    config: its settings. build: makes them anew, see TrainArguments.build(), with ``found`` for what was found out.
     request: what identifies the run. import_options: for the model that ``--init`` names.
     output: the run folder; None chooses one. limit: seconds of this process that steps and Gaussians have to fit.
     dry: only say what would be done, by as many processes as ``ranks`` says.
@@ -124,7 +124,7 @@ class NewRun:
     """
 
     config: Config
-    rebuild_config: Callable[[dict[str, Any]], Config]
+    build: Callable[[Mapping[str, Any], Mapping[str, Any]], Config]
     request: RunRequest
     import_options: ImportOptions
     output: Path | None = None
@@ -133,14 +133,16 @@ class NewRun:
     dry: bool = False
     ranks: int | None = None
     given: tuple[str, ...] = ()
+    found: Mapping[str, Any] = field(default_factory=dict)
 
-    def with_values(self, values: dict[str, Any]) -> NewRun:
-        """Return the run with other settings under dotted keys, in place of those of the command line."""
+    def with_values(self, values: Mapping[str, Any]) -> NewRun:
+        """Return the run with other settings under dotted keys, in place of all that are given."""
+        found = {**self.found, **values}
+        return replace(self, config=self.build({}, found), found=found)
 
-        def rebuild_config(others: dict[str, Any]) -> Config:
-            return self.rebuild_config({**values, **others})
-
-        return replace(self, config=rebuild_config({}), rebuild_config=rebuild_config)
+    def rebuild_config(self, values: Mapping[str, Any]) -> Config:
+        """Return the settings with others under dotted keys, schedules scaled to them; --set goes before them."""
+        return self.build(values, self.found)
 
 
 def note_unused(config: Config, given: Iterable[str], out: Output) -> None:
@@ -154,13 +156,11 @@ def note_unused(config: Config, given: Iterable[str], out: Output) -> None:
 class RunStart:
     """The run, scene and model that training starts from.
 
-    run: with the settings that are known only after reading the scene. init: where the first Gaussians come from, see
-    resolve_init(). init_model: the Gaussians that ``--init`` names.
+    run: with the settings that are known only after reading the scene. init_model: the Gaussians that ``--init`` names.
     """
 
     run: NewRun
     scene: Scene
-    init: str
     init_model: Gaussians | None
 
 
@@ -194,15 +194,15 @@ def start_training(run: NewRun, context: RunContext) -> int:
         start = _read_start(run, place, context)
         config, budget = start.run.config, None
         if run.limit is not None:
-            rebuild = start.run.rebuild_config
-            budget = TimeBudget(run.limit, start.scene, start.init_model, context.device, rebuild, out)
+            build = start.run.rebuild_config
+            budget = TimeBudget(run.limit, start.scene, start.init_model, context.device, build, out)
             config = budget.config
         note_unused(config, run.given, out)
         if run.dry:
-            makes_points = start.init == RANDOM != run.config.model.init
+            makes_points = start.run.config.model.init == RANDOM != run.config.model.init
             if makes_points and not start.scene.images.has_depths:
                 # Depths would come with the points, which are not there yet.
-                config = start.run.rebuild_config({"data.depths": None})
+                config = start.run.with_values({"data.depths": None}).config
             show_training(start, config, place, context)
             return 0
         requests.listen_for_stops()
@@ -284,7 +284,7 @@ def _read_start(run: NewRun, place: Path, context: RunContext) -> RunStart:
         check_depths(scene)
     if init != run.config.model.init:  # known only after reading the scene; learning rates depend on it
         run = run.with_values({"model.init": init})
-    return RunStart(run, scene, init, init_model)
+    return RunStart(run, scene, init_model)
 
 
 def _read_images(config: Config, data: DataConfig) -> Scene:

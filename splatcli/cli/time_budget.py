@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from splatcli.cli.console import Output, format_time
@@ -80,7 +80,7 @@ class TimeBudget:
         scene: Scene,
         given: Gaussians | None,
         device: str,
-        rebuild_config: Callable[[dict[str, Any]], Config],
+        rebuild_config: Callable[[Mapping[str, Any]], Config],
         out: Output,
     ) -> None:
         from splatcli.rasterizer.train_step import engine_for

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -148,19 +149,19 @@ class TrainArguments:
         note = f"{init} holds points, no Gaussians: --init is taken as --points {shlex.quote(init)}"
         return replace(self, settings={**others, "data.points": init}), note
 
-    def build(self, values: Mapping[str, Any]) -> Config:
-        """Return the settings of the run, with ``values`` under dotted keys in place of those that are given."""
+    def build(self, values: Mapping[str, Any], found: Mapping[str, Any]) -> Config:
+        """Return the settings of the run.
+
+        values: others, under dotted keys, in place of those of the flags; --set goes before them.
+        found: others in place of all that are given.
+        """
         from splatcli.config import build_config
 
-        flags = {"data.scene": str(self.scene.absolute()), **self.settings, **values}
+        flags = {"data.scene": str(self.scene.absolute()), **self.settings, **values, **found}
         for value in flags.values():
             _check_text(value)
-        return build_config(flags, file=self.config, assignments=self.assignments, preset=self.preset)
-
-    def build_over_assignments(self, values: Mapping[str, Any]) -> Config:
-        """Return build(values), with ``values`` also in place of those that --set gives."""
-        kept = [one for one in self.assignments or [] if one.partition("=")[0].strip() not in values]
-        return replace(self, assignments=kept).build(values)
+        kept = [one for one in self.assignments or [] if one.partition("=")[0].strip() not in found]
+        return build_config(flags, file=self.config, assignments=kept, preset=self.preset)
 
 
 def train(args: TrainArguments) -> int:
@@ -209,11 +210,12 @@ def train(args: TrainArguments) -> int:
             ranks = processes.ranks if group is None else group.size
             out.note(*filter(None, (note, points_note)))
             # The request has no default batch of ranks, so that another number of ranks recognises the run.
-            request = RunRequest(args.build_over_assignments, {"--max-time": args.max_time, **args.foreign.request()})
-            config, rebuild_config = _checked(args, ranks)
+            options_given = {"--max-time": args.max_time, **args.foreign.request()}
+            request = RunRequest(partial(args.build, {}), options_given)
+            config, build = _checked(args, ranks)
             run = NewRun(
                 config,
-                rebuild_config,
+                build,
                 request,
                 args.foreign.import_options(),
                 output=args.output,
@@ -250,8 +252,10 @@ def check(args: TrainArguments) -> int:
     return 0
 
 
-def _checked(args: TrainArguments, ranks: int | None) -> tuple[Config, Callable[[dict[str, Any]], Config]]:
-    """Return the settings for so many processes, and the function that builds them anew with other values.
+def _checked(
+    args: TrainArguments, ranks: int | None
+) -> tuple[Config, Callable[[Mapping[str, Any], Mapping[str, Any]], Config]]:
+    """Return the settings for so many processes, and the function that builds them anew, as TrainArguments.build().
 
     Raises UsageError for settings and options that do not go together, and for a strategy that is not there.
     """
@@ -265,10 +269,10 @@ def _checked(args: TrainArguments, ranks: int | None) -> tuple[Config, Callable[
     if ranks is not None and "train.batch_size" not in args.settings:
         share["train.batch_size"] = ranks
 
-    def rebuild_config(values: dict[str, Any]) -> Config:
-        return args.build({**share, **values})
+    def build(values: Mapping[str, Any], found: Mapping[str, Any]) -> Config:
+        return args.build({**share, **values}, found)
 
-    config = rebuild_config({})
+    config = build({}, {})
     check_batch(config, ranks)
     check_strategy(config)
     check_tensorboard(config)
@@ -289,7 +293,7 @@ def _checked(args: TrainArguments, ranks: int | None) -> tuple[Config, Callable[
             )
     elif config.data.block is not None:
         raise UsageError("of how many blocks?", where="--block", remedy="e.g. --blocks 2x2 --block 0")
-    return config, rebuild_config
+    return config, build
 
 
 def _check_blocks(args: TrainArguments, block: int | None) -> None:

@@ -122,8 +122,8 @@ def test_a_correction_keeps_what_the_run_and_its_rollbacks_decided(
     tiny_scene: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = TrainArguments(scene=tiny_scene, max_time="3600s")
-    scene = read_scene(tiny_scene, arguments.build({}).data)
-    budget = TimeBudget(3600.0, scene, None, "cpu", arguments.build, Output(quiet=True))
+    scene = read_scene(tiny_scene, arguments.build({}, {}).data)
+    budget = TimeBudget(3600.0, scene, None, "cpu", lambda values: arguments.build(values, {}), Output(quiet=True))
     first = budget.config
     decided = {
         "optim.means_lr": 0.5 * first.optim.means_lr,
@@ -139,7 +139,7 @@ def test_a_correction_keeps_what_the_run_and_its_rollbacks_decided(
         monkeypatch.setattr(budget._planner, "replan", lambda *_, steps=steps: steps)
         budget.update(SimpleNamespace(state=state, next_config=config, reschedule=found.append))  # type: ignore[arg-type]
         assert found[-1].train.iterations == found[-1].schedule.lr_steps == steps
-        planned = arguments.build({"train.iterations": steps})
+        planned = arguments.build({"train.iterations": steps}, {})
         assert found[-1].optim.means_lr == pytest.approx(0.5 * planned.optim.means_lr)
         assert found[-1].optim.means_lr_final == pytest.approx(0.5 * planned.optim.means_lr_final)
         kept = (found[-1].strategy.cap_max, found[-1].train.dropout, found[-1].memory.cap)

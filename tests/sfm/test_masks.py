@@ -147,10 +147,13 @@ def test_a_folder_of_masks_of_something_else_is_left_alone(images: Path, tmp_pat
     assert not find_input(root).masks
 
 
-def test_train_takes_the_masks_of_images_without_cameras(masked: Path, masked_scene: SfmResult, capfd) -> None:
+@pytest.mark.parametrize("flags", [["--masks", "cut-outs"], ["--set", "data.masks=cut-outs"]])
+def test_train_takes_the_masks_of_images_without_cameras(
+    masked: Path, masked_scene: SfmResult, capfd: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
     shutil.copytree(masked_scene.folder, masked.parent / "photos-sfm", copy_function=os.link)
     shutil.move(masked.parent / "masks", masked / "cut-outs")
-    words = ["train", str(masked), "--masks", "cut-outs", "-n", "2", "-r", "4", "--device", "cpu", *QUICK]
+    words = ["train", str(masked), *flags, "-n", "2", "-r", "4", "--device", "cpu", *QUICK]
     assert command([*words, "-o", str(masked.parent / "run")]) == 0
     said = capfd.readouterr().err
     assert "cameras found before are used" in said
