@@ -266,7 +266,7 @@ def _checked(
     from splatcli.train.tensorboard import check_tensorboard
 
     share: dict[str, Any] = {}
-    if ranks is not None and "train.batch_size" not in args.settings:
+    if ranks is not None and "train.batch_size" not in args.given_settings():
         share["train.batch_size"] = ranks
 
     def build(values: Mapping[str, Any], found: Mapping[str, Any]) -> Config:

@@ -85,6 +85,17 @@ def test_ranks_are_planned_without_starting_them(
 
 
 @NEEDS_COMPILER
+def test_ranks_take_the_batch_size_of_a_file(splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("train.batch_size = 6\n")
+    words = ["train", tiny_scene, "--dry-run", "--device", "cpu", "-n", 9, *QUICK, "--ranks", 3, "--json"]
+    (facts,) = splat(*words, "--config", file).objects
+    assert facts["batch_size"] == 6
+    (facts,) = splat(*words, "--config", file, "--set", "train.batch_size=9").objects
+    assert facts["batch_size"] == 9
+
+
+@NEEDS_COMPILER
 def test_a_shard_needs_less_than_the_whole(splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
     words = ["train", tiny_scene, "--dry-run", "--device", "cpu", "-n", "2k", "-o", tmp_path / "x", *QUICK, "--json"]
     words += ["--cap-max", "5M", "--ranks", 4]
