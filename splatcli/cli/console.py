@@ -68,10 +68,6 @@ class Output:
         #: The progress that is shown now.
         self.bar: ProgressBar | None = None
 
-    def mute(self) -> None:
-        """Print nothing from now on: another process reports for this one."""
-        self.muted = True
-
     def result(self, facts: dict[str, Any], lines: Iterable[object], tables: Sequence[Table] = ()) -> None:
         """Print the result: ``facts`` as the last JSON object with --json, else ``lines``.
 

@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 #: How the states of findings are shown.
 _STATES = {"found": "found", "none": "-", "warning": "WARNING"}
 
+#: The settings that have flags here, too: how a scene is read.
+_SCENE_SETTINGS = tuple(
+    f"data.{name}"
+    for name in (
+        *("format", "model", "images", "masks", "mask_mode", "depths", "depth_scale", "depth_type"),
+        *("max_pixels", "skip_missing", "allow_outside", "drop_bad_points", "scene_extent"),
+        *("points", "skip_bad_images", "strict"),
+    )
+)
+
 
 @dataclass(frozen=True)
 class InfoArguments:
@@ -49,7 +59,7 @@ class InfoArguments:
     ] = False
     json: options.Json = False
     quiet: options.Quiet = False
-    settings: Annotated[dict[str, Any], SettingFlags(options.SCENE_SETTINGS)] = field(default_factory=dict)
+    settings: Annotated[dict[str, Any], SettingFlags(_SCENE_SETTINGS)] = field(default_factory=dict)
     foreign: options.ForeignModelOptions = field(default_factory=options.ForeignModelOptions)
 
     def __post_init__(self) -> None:

@@ -56,15 +56,6 @@ ExportFiles = Annotated[
 
 Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:1.")]
 
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="TOML file with settings; flags override it.")
-]
-
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set any setting of `splat docs settings`; may be repeated."),
-]
-
 Data = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="Folder of the scene, where it has moved since training."),
@@ -214,17 +205,6 @@ class ForeignModelOptions:
         for flag, value in self.request().items():
             if value and not given:
                 raise UsageError("no model is given that this applies to", where=flag, remedy="--init MODEL")
-
-
-#: The settings of which ``splat info`` has flags, too: how a scene is read.
-SCENE_SETTINGS = tuple(
-    f"data.{name}"
-    for name in (
-        *("format", "model", "images", "masks", "mask_mode", "depths", "depth_scale", "depth_type"),
-        *("max_pixels", "skip_missing", "allow_outside", "drop_bad_points", "scene_extent"),
-        *("points", "skip_bad_images", "strict"),
-    )
-)
 
 
 def require_png(path: Path | None, flag: str) -> None:

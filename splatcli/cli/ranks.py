@@ -145,7 +145,7 @@ def joined_group(mode: str | None, device: str, out: Output) -> Iterator[tuple[P
     if own.startswith("cuda"):
         torch.cuda.set_device(own)
     if place.rank:
-        out.mute()
+        out.muted = True
     group = join(place, torch.device(own))
     try:
         yield group, own

@@ -63,8 +63,13 @@ class TrainArguments:
             help="Settings that go together: fast, default, quality, or 3dgs, the original method as a baseline.",
         ),
     ] = "default"
-    config: options.ConfigFile = None
-    assignments: options.Assignments = None
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="TOML file with settings; flags override it.")
+    ] = None
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set any setting of `splat docs settings`; may be repeated."),
+    ] = None
     max_time: Annotated[
         str | None,
         typer.Option(
