@@ -23,13 +23,13 @@ import torch  # noqa: E402  # reads it
 if _given is None:
     del os.environ[_WAITS]
 
-from splatcli.cli.process import collect_garbage_rarely, leave_garbage  # noqa: E402
+from splatcli.cli.process import collect_garbage_rarely, freeze_garbage  # noqa: E402
 from tests.forked import splat_command  # noqa: E402
 from tests.running import Done  # noqa: E402
 
 # Torch's objects all stay: looking through them again and again takes a tenth of the tests' time.
 collect_garbage_rarely()
-leave_garbage()
+freeze_garbage()
 
 REQUIRE_GPU = "SPLATCLI_REQUIRE_GPU"
 

@@ -17,12 +17,12 @@ def main() -> int:
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         from splatcli.cli.process import (
             collect_garbage_rarely,
-            end_imports_at_once,
-            leave_garbage,
+            exit_on_sigint_in_imports,
+            freeze_garbage,
             refuse_pipes,
         )
 
-        end_imports_at_once()
+        exit_on_sigint_in_imports()
         collect_garbage_rarely()
         refuse_pipes()
         from splatcli.cli.commands import run, without_plain
@@ -35,7 +35,7 @@ def main() -> int:
         try:
             code = run(words)
         finally:
-            leave_garbage()
+            freeze_garbage()
         _ignore_interrupts()
     except KeyboardInterrupt:  # `run` catches it too; here it came while libraries loaded or as the command ended
         code = 130

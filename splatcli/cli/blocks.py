@@ -83,7 +83,7 @@ class _BlockOutput(Output):
             self.message("\n".join(map(str, lines)))
 
 
-def folder_of(place: Path, block: int) -> Path:
+def block_folder(place: Path, block: int) -> Path:
     """Return the run folder of a block."""
     return place / "blocks" / f"{block:03d}"
 
@@ -130,13 +130,13 @@ def train_blocks(run: NewRun, context: RunContext) -> int:
         return 0
     _claim(place, record)
     if block is not None:
-        return _train_block(block, run, folder_of(place, block), context)
+        return _train_block(block, run, block_folder(place, block), context)
     outputs: list[_BlockOutput] = []
     code, merges = 0, False
     try:
         for number in range(strips * columns):
             outputs.append(_BlockOutput(json=out.json, quiet=out.quiet))
-            code = _train_block(number, run, folder_of(place, number), replace(context, out=outputs[-1]))
+            code = _train_block(number, run, block_folder(place, number), replace(context, out=outputs[-1]))
             if code != 0:
                 break
         merges = code == 0 and context.stop_at is None
@@ -156,7 +156,7 @@ def _show_blocks(place: Path, run: NewRun, blocks: list[int], context: RunContex
     plans = []
     for number in blocks:
         own = _PlanOutput(json=context.out.json, quiet=context.out.quiet)
-        _train_block(number, run, folder_of(place, number), replace(context, out=own))
+        _train_block(number, run, block_folder(place, number), replace(context, out=own))
         plans += [{"block": number, **facts} for facts in own.plans]
     show_blocks(Path(run.config.data.scene), place, plans, context.device, context.out)
 
@@ -223,8 +223,8 @@ def merge_run(
         check_name(target)
     record = read_record(place)
     shape = shape_of(place, record)
-    last = [_last(place, block) for block in range(shape[0] * shape[1])]
-    first = _loaded(last[0])
+    last = [_last_checkpoint(place, block) for block in range(shape[0] * shape[1])]
+    first = _load_finished(last[0])
     config = first.config
     whole = config.data.model_copy(update={"blocks": None, "block": None, "points": record["points"]})
     if record["points"] is not None and not Path(record["points"]).exists():
@@ -256,7 +256,7 @@ def _merge_state(place: Path, last: list[Path], grid: Grid, scene: Scene, out: O
     from splatcli.checkpoint.run_dir import RunDir, step_of
     from splatcli.train.merge import merged
 
-    checkpoint = merged(lambda block: (last[block], _loaded(last[block])), grid, scene)
+    checkpoint = merged(lambda block: (last[block], _load_finished(last[block])), grid, scene)
     (place / "ckpts").mkdir(exist_ok=True)
     with RunDir.open(place) as run:
         run.write_config(checkpoint.config)
@@ -290,7 +290,7 @@ def _merge_ply(last: list[Path], grid: Grid, target: Path) -> tuple[Path, int]:
 
     def parts() -> Iterator[Gaussians]:
         for block, path in enumerate(last):
-            checkpoint = _loaded(path)
+            checkpoint = _load_finished(path)
             rows = own_rows(checkpoint, grid, block)
             yield gaussians_to_render(checkpoint).map(lambda tensor, rows=rows: tensor[rows])  # type: ignore[misc]
 
@@ -317,17 +317,17 @@ def _merge_ply(last: list[Path], grid: Grid, target: Path) -> tuple[Path, int]:
 def _train_block(number: int, run: NewRun, folder: Path, context: RunContext) -> int:
     from splatcli.checkpoint.run_dir import step_of
 
-    its, out = {"data.block": number}, context.out
+    values, out = {"data.block": number}, context.out
     context = replace(context, exports=ExportAtEnd())  # those that are asked for are of the merged model
     with os_errors(OutputError, folder):
         found = newest_checkpoint(folder, out=out, allow_older=True) if folder.is_dir() else None
     if found is None:
         # Settings without effect are reported for all blocks together.
-        block = replace(run.with_values(its), request=run.request.with_values(its), output=folder, given=())
+        block = replace(run.with_values(values), request=run.request.with_values(values), output=folder, given=())
         return start_training(block, context)
     # _check_claim() has compared the scene and its points.
     places = ("data.scene", "data.points")
-    check_request(folder, run.request.with_values(its), otherwise="or choose another -o", alike=places)
+    check_request(folder, run.request.with_values(values), otherwise="or choose another -o", alike=places)
     if step_of(found) >= run.config.train.iterations:
         out.message(f"block {number} is finished: {found}")
         out.result({"path": found, "step": step_of(found), "reason": "finished"}, [found])
@@ -437,9 +437,9 @@ def shape_of(place: Path, record: dict[str, Any]) -> tuple[int, int]:
         ) from None
 
 
-def _last(place: Path, block: int) -> Path:
+def _last_checkpoint(place: Path, block: int) -> Path:
     """Return the last checkpoint of a block. Raise ModelFileError without one, OlderModelError for a damaged one."""
-    folder = folder_of(place, block)
+    folder = block_folder(place, block)
     with os_errors(UnreadableError, folder):
         found = newest_checkpoint(folder) if folder.is_dir() else None
     if found is None:
@@ -449,7 +449,7 @@ def _last(place: Path, block: int) -> Path:
     return found
 
 
-def _loaded(path: Path) -> Checkpoint:
+def _load_finished(path: Path) -> Checkpoint:
     """Return the state of a finished block. Raise ModelFileError for an unfinished one."""
     from splatcli.checkpoint.file import load_checkpoint
 

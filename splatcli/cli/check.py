@@ -93,7 +93,7 @@ def _check(given: Path | None, lenient: bool) -> tuple[Path, list[Finding]]:
     """Return (the checked path, the findings). Raise UsageError if there is nothing to check."""
     from splatcli.checkpoint.check import check_checkpoint, check_run
     from splatcli.checkpoint.foreign.read import newest_foreign
-    from splatcli.cli.blocks import RECORD, folder_of
+    from splatcli.cli.blocks import RECORD, block_folder
     from splatcli.cli.model import named_path
     from splatcli.formats.registry import is_own_checkpoint, newest_import
 
@@ -101,7 +101,7 @@ def _check(given: Path | None, lenient: bool) -> tuple[Path, list[Finding]]:
     with os_errors(UnreadableError, path):
         _EXISTS.check(path)
         if path.is_dir():
-            blocks = sorted(folder_of(path, 0).parent.glob("*/ckpts")) if (path / RECORD).is_file() else []
+            blocks = sorted(block_folder(path, 0).parent.glob("*/ckpts")) if (path / RECORD).is_file() else []
             foreign = newest_foreign(path)
             is_run = (path / "ckpts").is_dir() and (foreign is None or foreign.parent != path / "ckpts")
             if is_run or blocks:

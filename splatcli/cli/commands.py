@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import codecs
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,7 +36,7 @@ from splatcli.cli.error_report import report_error
 from splatcli.cli.help import GUIDE
 from splatcli.cli.other_programs import TrainCommand
 from splatcli.cli.process import interrupts, require_address_space
-from splatcli.cli.typer_command import Group, add_command
+from splatcli.cli.typer_command import Command, Group, add_command
 from splatcli.errors import UsageError
 
 _INTERRUPTED = 130
@@ -97,46 +97,42 @@ def splat(
 
 _MODELS, _RESULTS, _EXAMINE = "Photos to splats", "Results", "Checks, comparisons, manual"
 
-#: The flags of ``--help`` where there are many: how long, how large, where to, what is shown.
-_OF_RUNS = ("-n", "--stop-at", "--export", "--data", "--viewer", "--device", "-q", "--json")
-_OF_TRAIN = (
-    "-o",
-    "--overwrite",
-    "--preset",
-    "-n",
-    "--max-time",
-    "-r",
-    "--cap-max",
-    "--export",
-    "--viewer",
-    "--dry-run",
-    "--device",
-)
-_OF_SFM = ("-o", "--frames", "--camera-model", "--matching", "--overwrite", "-q", "--json")
-_OF_INFO = ("--plot", "--verbose", "--model", "--images", "--param-space", "-q", "--json")
-_OF_RENDER = ("--views", "-o", "--what", "--size", "--background", "--frames", "--data", "--device", "-q", "--json")
-_OF_EDIT = ("-o", "-t", "-r", "-s", "--crop", "--crop-out", "--filter", "-w", "--dry-run", "-q", "--json")
-_OF_COMPARE = ("-o", "--views", "--pictures", "-w", "--data", "--device", "-q", "--json")
-_OF_MESH = ("-o", "--views", "--resolution", "--voxel", "--crop", "--watertight", "-w", "--device", "-q", "--json")
-_OF_EXPORT = ("-o", "--format", "--sh-degree", "--min-opacity", "--crop", "--dry-run", "-q", "--json")
+#: The flags of ``--help``, before -q and --json, where there are many: how long, how large, where to, what is shown.
+_EVERYDAY = {
+    "train": "-o --overwrite --preset -n --max-time -r --cap-max --export --viewer --dry-run --device",
+    "sfm": "-o --frames --camera-model --matching --overwrite",
+    "resume": "-n --stop-at --export --data --viewer --device",
+    "render": "--views -o --what --size --background --frames --data --device",
+    "export": "-o --format --sh-degree --min-opacity --crop --dry-run",
+    "mesh": "-o --views --resolution --voxel --crop --watertight -w --device",
+    "edit": "-o -t -r -s --crop --crop-out --filter -w --dry-run",
+    "compare": "-o --views --pictures -w --data --device",
+    "info": "--plot --verbose --model --images --param-space",
+}
 
-add_command(app, "train", train.train, TrainCommand, panel=_MODELS, everyday=(*_OF_TRAIN, "-q", "--json"))
-add_command(app, "sfm", sfm.sfm, panel=_MODELS, everyday=_OF_SFM)
-add_command(app, "demo", demo.demo, panel=_MODELS)
-add_command(app, "resume", resume.resume, panel=_MODELS, everyday=_OF_RUNS)
-add_command(app, "merge", blocks.merge, panel=_MODELS)
-add_command(app, "render", render.render, render.RenderCommand, panel=_RESULTS, everyday=_OF_RENDER)
-add_command(app, "export", export.export, panel=_RESULTS, everyday=_OF_EXPORT)
-add_command(app, "mesh", mesh.mesh, panel=_RESULTS, everyday=_OF_MESH)
-add_command(app, "edit", edit.edit, EditCommand, panel=_RESULTS, everyday=_OF_EDIT)
-add_command(app, "view", view.view, panel=_RESULTS)
-add_command(app, "eval", eval_command.evaluate, panel=_RESULTS)
-add_command(app, "compare", compare.compare, panel=_RESULTS, everyday=_OF_COMPARE)
-add_command(app, "info", info.info, panel=_EXAMINE, everyday=_OF_INFO)
-add_command(app, "check", check.check, panel=_EXAMINE)
-add_command(app, "bench", bench.bench, panel=_EXAMINE)
-add_command(app, "doctor", doctor.doctor, panel=_EXAMINE)
-add_command(app, "docs", docs.docs, panel=_EXAMINE)
+
+def _add(panel: str, name: str, function: Callable[[Any], int], kind: type[Command] = Command) -> None:
+    flags = (*_EVERYDAY[name].split(), "-q", "--json") if name in _EVERYDAY else ()
+    add_command(app, name, function, kind, panel=panel, everyday=flags)
+
+
+_add(_MODELS, "train", train.train, TrainCommand)
+_add(_MODELS, "sfm", sfm.sfm)
+_add(_MODELS, "demo", demo.demo)
+_add(_MODELS, "resume", resume.resume)
+_add(_MODELS, "merge", blocks.merge)
+_add(_RESULTS, "render", render.render, render.RenderCommand)
+_add(_RESULTS, "export", export.export)
+_add(_RESULTS, "mesh", mesh.mesh)
+_add(_RESULTS, "edit", edit.edit, EditCommand)
+_add(_RESULTS, "view", view.view)
+_add(_RESULTS, "eval", eval_command.evaluate)
+_add(_RESULTS, "compare", compare.compare)
+_add(_EXAMINE, "info", info.info)
+_add(_EXAMINE, "check", check.check)
+_add(_EXAMINE, "bench", bench.bench)
+_add(_EXAMINE, "doctor", doctor.doctor)
+_add(_EXAMINE, "docs", docs.docs)
 
 
 def run(argv: Sequence[str]) -> int:

@@ -158,7 +158,7 @@ def compare(args: CompareArguments) -> int:
     background = None if args.background is None else parse_background(args.background)
     with open_output(json=args.json, quiet=args.quiet) as out:
         device = resolve_device(args.device)
-        other, data = _second(args)
+        other, data = _second_model_and_scene(args)
         models = [_load(args.model, args, device, out)]
         if other is not None:
             models.append(_load(other, args, device, out))
@@ -167,9 +167,9 @@ def compare(args: CompareArguments) -> int:
         if chosen.note is not None:
             out.note(chosen.note)
         if owner.checkpoint is not None and len(models) == 2:
-            chosen = _shared(chosen, owner, models[1 - models.index(owner)], out)
+            chosen = _shared_views(chosen, owner, models[1 - models.index(owner)], out)
         comparer = _comparer(models, owner, chosen, scene, data, background, out)
-        places = _places(args, chosen)
+        places = _picture_files(args, chosen)
         figures = list(_measure(comparer, chosen, places))
         if not figures:
             raise SceneError(
@@ -193,7 +193,7 @@ def compare(args: CompareArguments) -> int:
 # --- models and views -------------------------------------------------------------------------------------------------
 
 
-def _second(args: CompareArguments) -> tuple[Path | None, Path | None]:
+def _second_model_and_scene(args: CompareArguments) -> tuple[Path | None, Path | None]:
     """Return B where it is a model, and the folder of the scene where one is named. Raises UsageError."""
     from splatcli.cli.model import is_run_folder
 
@@ -242,7 +242,7 @@ def _views(
     return views_of(owner, views, data, None, PathOptions(frames))
 
 
-def _shared(chosen: Views, owner: Model, other: Model, out: Output) -> Views:
+def _shared_views(chosen: Views, owner: Model, other: Model, out: Output) -> Views:
     """Return the views that two runs share. Raises UsageError where there are none."""
     ours, theirs = owner.checkpoint, other.checkpoint
     if ours is None or theirs is None or not chosen.from_run:
@@ -327,7 +327,7 @@ def _is_file(output: Path) -> bool:
     return output.suffix.lower() in (".html", ".png") and not output.is_dir()
 
 
-def _places(args: CompareArguments, chosen: Views) -> dict[str, Path]:
+def _picture_files(args: CompareArguments, chosen: Views) -> dict[str, Path]:
     """Return the file of each view's picture in a folder; empty for a page, a sheet and no output."""
     from splatcli.output_files import image_paths
 

@@ -47,7 +47,7 @@ def show_training(start: RunStart, config: Config, place: Path, context: RunCont
     device, sharded = context.device, context.sharded
     check_trainable(config, scene)
     gaussians, notes = first_gaussians(config, scene, start.init_model)
-    storage = storage_for(config.memory.offload, device, _existing(place))
+    storage = storage_for(config.memory.offload, device, _nearest_folder(place))
     shards = (run.ranks or 1) if sharded else 1
     final, more = planned_config(config, scene, gaussians, device, shards=shards, storage=storage)
     notes = [*scene.notes, *notes, *more]
@@ -90,9 +90,9 @@ def show_training(start: RunStart, config: Config, place: Path, context: RunCont
     shared = " to all together" if each and device == "cpu" else ""
     lines = [
         f"reads  {scene.root}: {scene.kind}, {views}, {points:,} points",
-        f"makes  {place}: {steps:,} steps from {len(gaussians):,} Gaussians, {_most(cap)}",
+        f"makes  {place}: {steps:,} steps from {len(gaussians):,} Gaussians, {_cap_text(cap)}",
         *(f"needs  memory{each}: {text}{shared}" for text in memory),
-        _takes(seconds, device, run, final),
+        _time_line(seconds, device, run, final),
         *(f"note: {note}" for note in facts["notes"]),
     ]
     context.out.result(facts, lines)
@@ -110,7 +110,7 @@ def show_blocks(scene: Path, place: Path, plans: list[dict[str, Any]], device: s
         else:
             views = f"{plan['num_train']} training views and {plan['num_test']} held out"
             text = f"{views}; {plan['iterations']:,} steps from {plan['num_gaussians']:,} Gaussians"
-            text += f", {_most(plan['max_gaussians'])}"
+            text += f", {_cap_text(plan['max_gaussians'])}"
             text += "" if plan["memory"] is None else f"; memory: {plan['memory']}"
             text += "" if plan["seconds"] is None else f"; about {format_time(plan['seconds'])}"
         lines.append(f"block {plan['block']}  {text}")
@@ -127,7 +127,7 @@ def show_blocks(scene: Path, place: Path, plans: list[dict[str, Any]], device: s
 _MEASURED = ", by a few steps; evaluation and saves come on top"
 
 
-def _takes(seconds: float, device: str, run: NewRun, config: Config) -> str:
+def _time_line(seconds: float, device: str, run: NewRun, config: Config) -> str:
     """Return the line of the time."""
     about, batch = f"about {format_time(seconds)} on {device}", config.train.batch_size
     if run.limit is not None:
@@ -140,11 +140,11 @@ def _takes(seconds: float, device: str, run: NewRun, config: Config) -> str:
     return f"takes  {about}{_MEASURED}"
 
 
-def _most(cap: int | None) -> str:
+def _cap_text(cap: int | None) -> str:
     return "without a maximum" if cap is None else f"at most {cap:,}"
 
 
-def _existing(folder: Path) -> Path:
+def _nearest_folder(folder: Path) -> Path:
     """Return the nearest folder above that is there, which is on the disk that ``folder`` will be on."""
     folder = folder.absolute()
     while not folder.is_dir():

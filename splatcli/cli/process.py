@@ -29,7 +29,7 @@ def collect_garbage_rarely() -> None:
     gc.set_threshold(*_GC_THRESHOLD)
 
 
-def leave_garbage() -> None:
+def freeze_garbage() -> None:
     """Exempt all objects from the collection at the interpreter's end, which takes 0.6 s with torch loaded."""
     gc.freeze()
 
@@ -176,7 +176,7 @@ class SignalRequests:
             self._stop, self._stopped_at = self._stop or name, time.monotonic()
 
 
-def end_imports_at_once() -> None:
+def exit_on_sigint_in_imports() -> None:
     """Make SIGINT during an import end the process without an exception.
 
     Some libraries swallow KeyboardInterrupt while they load, and continue half loaded.
@@ -186,7 +186,7 @@ def end_imports_at_once() -> None:
 
 
 def interrupts() -> int:
-    """Return how many SIGINTs became a KeyboardInterrupt since ``end_imports_at_once``.
+    """Return how many SIGINTs became a KeyboardInterrupt since ``exit_on_sigint_in_imports``.
 
     An error after one may be it in another form: pydantic's core raises SchemaError where one comes while it builds a
     schema.

@@ -449,7 +449,7 @@ class _Rendering:
         else:
             paths = image_paths(names, self.target.folder, f".{self.target.format}")
         written: list[Path] = []
-        for rendered, made in _behind(self._write_view, self._rendered_views(), paths):
+        for rendered, made in _write_in_threads(self._write_view, self._rendered_views(), paths):
             written += made.values()
             event: dict[str, Any] = {"view": rendered.camera.name, "path": next(iter(made.values()))}
             event |= {"paths": made} if len(made) > 1 else {}
@@ -529,7 +529,7 @@ class _Rendering:
         return {"psnr": psnr, "ssim": ssim}
 
 
-def _behind(
+def _write_in_threads(
     write: Callable[[RenderedView, Path], dict[str, Path]], views: Iterator[RenderedView], paths: list[Path]
 ) -> Iterator[tuple[RenderedView, dict[str, Path]]]:
     """Yield each view with what ``write`` returns, in order; it works in threads while the next views are rendered.

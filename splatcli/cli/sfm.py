@@ -292,7 +292,7 @@ def find_cameras(
     folder = result.folder
     if result.reused:
         what = "points" if chosen.cameras is not None else "cameras"
-        out.message(f"{what} found before are used: {_shown(folder)}")
+        out.message(f"{what} found before are used: {_relative(folder)}")
         if result.is_earlier and chosen.cameras is None:
             anew = shlex.join(["splat", "sfm", str(inputs.path), "-o", str(folder), "--overwrite"])
             out.note(f"an earlier version found them; {anew} finds them anew, in another frame")
@@ -397,7 +397,7 @@ def lacks_cameras(path: Path, data: DataConfig) -> bool:
         return False
 
 
-def _shown(folder: Path) -> str:
+def _relative(folder: Path) -> str:
     return os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
 
 

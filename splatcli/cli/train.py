@@ -270,12 +270,12 @@ def _checked(
     from splatcli.train.densify import check_strategy
     from splatcli.train.tensorboard import check_tensorboard
 
-    share: dict[str, Any] = {}
+    by_ranks: dict[str, Any] = {}
     if ranks is not None and "train.batch_size" not in args.given_settings():
-        share["train.batch_size"] = ranks
+        by_ranks["train.batch_size"] = ranks
 
     def build(values: Mapping[str, Any], found: Mapping[str, Any]) -> Config:
-        return args.build({**share, **values}, found)
+        return args.build({**by_ranks, **values}, found)
 
     config = build({}, {})
     check_batch(config, ranks)

@@ -136,7 +136,7 @@ def view(args: ViewArguments) -> int:
     from splatcli.cli.console import open_output
 
     with open_output(json=args.json, quiet=args.quiet) as out:
-        shown = _Shown(args.model, args.foreign, out)
+        shown = _ModelPage(args.model, args.foreign, out)
         with serving(shown, host=args.host, port=args.port, risk="view and copy this model", out=out) as server:
             shown.load()
             with suppress(KeyboardInterrupt):
@@ -148,7 +148,7 @@ def view(args: ViewArguments) -> int:
     return 0
 
 
-class _Shown:
+class _ModelPage:
     """Serves the page of a model and its data. Each request for the page loads a newer checkpoint, if there is one."""
 
     def __init__(self, model: Path | None, foreign: options.ForeignModelOptions, out: Output) -> None:
@@ -170,7 +170,7 @@ class _Shown:
             if request.method != "GET":
                 return READ_ONLY if request.path in self._documents else None
             if request.path == _PAGE:
-                self._look_again()
+                self._load_newer()
             return self._documents.get(request.path)
 
     def load(self) -> None:
@@ -208,7 +208,7 @@ class _Shown:
         if loaded.gaussians.sh_degree > _SH_DEGREE:
             self._out.note(f"shown up to SH degree {_SH_DEGREE}, the limit of the viewer")
 
-    def _look_again(self) -> None:
+    def _load_newer(self) -> None:
         """Load the newest checkpoint of a run; keep the present one if that fails."""
         from splatcli.cli.model import find_model
 

@@ -63,7 +63,8 @@ def test_a_stop_in_the_middle_of_an_import_is_not_swallowed(tmp_path: Path) -> N
         "    pass\n"
     )
     code = (
-        "import sys, splatcli.cli.process as s; s.end_imports_at_once(); sys.path[:0] = '.'; import swallows; print(1)"
+        "import sys, splatcli.cli.process as process; process.exit_on_sigint_in_imports(); sys.path[:0] = '.'; "
+        "import swallows; print(1)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
