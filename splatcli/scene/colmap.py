@@ -38,6 +38,7 @@ from splatcli.scene.sfm_report import REPORT, are_cameras_held
 from splatcli.scene.source import (
     IMAGE_FOLDERS,
     ROTATION_TOLERANCE,
+    Entry,
     FixedLens,
     Problems,
     Reader,
@@ -79,6 +80,18 @@ class Model:
 
     def file(self, kind: str) -> Path:
         return self.folder / f"{kind}{self.suffix}"
+
+    @property
+    def is_binary(self) -> bool:
+        return self.suffix == ".bin"
+
+    def cameras(self) -> dict[int, pycolmap.Camera]:
+        """Read the cameras, by their ids."""
+        return (_cameras_binary if self.is_binary else _cameras_text)(self.file("cameras"))
+
+    def images(self) -> list[_Image]:
+        """Read the images."""
+        return (_images_binary if self.is_binary else _images_text)(self.file("images"))
 
 
 def find_models(root: Path) -> list[Model]:
@@ -192,12 +205,12 @@ def _largest_first(models: list[Model]) -> list[Model]:
 
 def _compare_twin(model: Model, notes: list[str]) -> None:
     """Add a note where binary and text files have different numbers of images, or a binary file has no counterpart."""
-    if model.suffix == ".bin" and (model.folder / "images.txt").is_file():
+    if model.is_binary and (model.folder / "images.txt").is_file():
         others = _count_images(model.folder / "images.txt")
         if others != model.num_images:
             in_binary, in_text = counted(model.num_images, "image"), counted(others, "image")
             notes.append(f"images.bin ({in_binary}) is used, not images.txt ({in_text})")
-    if model.suffix == ".txt":
+    if not model.is_binary:
         halves = [f"{kind}.bin" for kind in ("cameras", "images") if (model.folder / f"{kind}.bin").is_file()]
         if halves:
             notes.append(f"the text files are used: {halves[0]} is there without its counterpart")
@@ -205,11 +218,9 @@ def _compare_twin(model: Model, notes: list[str]) -> None:
 
 def _views(model: Model, root: Path, data: DataConfig, problems: Problems) -> list[View]:
     """Return the views that are right, in the order of their ids; the others are added to ``problems``."""
-    binary = model.suffix == ".bin"
     file = model.file("images")
-    cameras = (_cameras_binary if binary else _cameras_text)(model.file("cameras"))
-    images = (_images_binary if binary else _images_text)(file)
-    if binary:
+    cameras, images = model.cameras(), model.images()
+    if model.is_binary:
         _check_rigs(model)
     views = []
     for image in sorted(images, key=lambda image: image.number):
@@ -220,15 +231,15 @@ def _views(model: Model, root: Path, data: DataConfig, problems: Problems) -> li
                 remedy=_REMEDY,
             )
         with problems.collect():
-            label = f"image {image.number} {image.name!r}"
+            entry = Entry(file, f"image {image.number} {image.name!r}")
             name = _utf8(image, file)
-            key, outside = path_in_scene(name, root, file, label, allow_outside=data.allow_outside)
+            key, outside = path_in_scene(name, root, entry, allow_outside=data.allow_outside)
             lens = FixedLens(model.file("cameras"), f"camera {image.camera}", cameras[image.camera])
             moved = outside is None and leads_outside(name, root)
             if moved and key.partition("/")[0] in IMAGE_FOLDERS:  # names are relative to the folder of images
                 key = key.partition("/")[2] or key
-            viewmat = _viewmat(image, file, label)
-            views.append(View(key, lens, viewmat, label, outside, number=image.number, moved=moved))
+            viewmat = _viewmat(image, entry)
+            views.append(View(key, lens, viewmat, entry.label, outside, number=image.number, moved=moved))
     return views
 
 
@@ -259,22 +270,19 @@ def _utf8(image: _Image, file: Path) -> str:
     return image.name
 
 
-def _viewmat(image: _Image, file: Path, label: str) -> NDArray[np.float64]:
+def _viewmat(image: _Image, entry: Entry) -> NDArray[np.float64]:
     length = math.hypot(*image.quat)
     if not abs(length - 1) <= ROTATION_TOLERANCE:
-        raise SceneError(
-            f"{label}: its quaternion has length {length:.4g}, expected 1",
-            where=file,
-            remedy="correct the pose, or take the image out of the model",
-        )
+        what = f"its quaternion has length {length:.4g}, expected 1"
+        raise entry.error(what, "correct the pose, or take the image out of the model")
     xyzw = np.roll(image.quat, -1) / length
-    return rigid_pose(pycolmap.Rotation3d(xyzw).matrix(), np.array(image.translation), file, label)
+    return rigid_pose(pycolmap.Rotation3d(xyzw).matrix(), np.array(image.translation), entry)
 
 
 def _points(model: Model, data: DataConfig, notes: list[str], *, with_tracks: bool) -> RawPoints | None:
     path = model.file("points3D")
     if path.is_file():
-        read = _points_binary if model.suffix == ".bin" else _points_text
+        read = _points_binary if model.is_binary else _points_text
         return read(path, data.max_points, with_tracks)
     notes.append(f"{path.name} is missing")
     return None
@@ -302,8 +310,7 @@ def read_points(
         raise SceneError("the model has no points", where=model.folder, remedy="triangulate some, or leave it out")
     if not with_tracks:
         return replace(points, tracks=None), {}
-    images = (_images_binary if model.suffix == ".bin" else _images_text)(model.file("images"))
-    return points, {image.name: image.number for image in images}
+    return points, {image.name: image.number for image in model.images()}
 
 
 def _image_folders(root: Path, model: Path) -> list[Path]:
@@ -430,8 +437,8 @@ class _Records:
 def check_written(folder: Path) -> None:
     """Raise SceneError for a binary model in ``folder`` of which a part is missing, as after a full disk."""
     model = Model(folder, ".bin", 0)
-    _cameras_binary(model.file("cameras"))
-    _images_binary(model.file("images"))
+    model.cameras()
+    model.images()
     _check_rigs(model)
     with _Records.of(model.file("points3D")) as file:
         _point_places(file)
@@ -730,19 +737,18 @@ def read_observations(file: Path) -> Observations | None:
     model = Model(file.parent, file.suffix, 0)
     if not model.file("points3D").is_file():
         return None
-    binary = model.suffix == ".bin"
     try:
-        images, table = (_observations_binary if binary else _observations_text)(model)
+        images, table = (_observations_binary if model.is_binary else _observations_text)(model)
     except ValueError:  # no number in a text file
         return None
     if not len(table.number):
         return None
-    cameras = (_cameras_binary if binary else _cameras_text)(model.file("cameras"))
+    cameras = model.cameras()
     projected, centers = np.full((2, *table.observed.shape), np.nan)
     for number in np.unique(table.number):
         here, image = table.number == number, images[int(number)]
         with contextlib.suppress(SceneError):
-            camera, viewmat = cameras[image.camera], _viewmat(image, file, f"image {number}")
+            camera, viewmat = cameras[image.camera], _viewmat(image, Entry(file))
             rays = table.xyz[here] @ viewmat[:3, :3].T + viewmat[:3, 3]
             projected[here], centers[here] = seen_through(camera, rays)
     stated = table.errors[table.errors > 0]
@@ -767,7 +773,7 @@ def _observations_binary(model: Model) -> tuple[dict[int, _Image], _Observed]:
         points = _gather(file.data, starts, _POINT_HEAD.itemsize).view(_POINT_HEAD)[:, 0]
         tracks = _tracks(file, starts, lengths)
     rows = np.repeat(np.arange(len(points)), lengths)
-    images = {image.number: image for image in _images_binary(model.file("images"))}
+    images = {image.number: image for image in model.images()}
     places_of = [images[n].observations if n in images else (0, 0) for n in tracks[:, 0].tolist()]
     begins, counts = np.array(places_of, np.int64).reshape(-1, 2).T
     there = tracks[:, 1] < counts
@@ -798,7 +804,7 @@ def _observations_text(model: Model) -> tuple[dict[int, _Image], _Observed]:
     table = np.array(pairs, dtype=np.float64).reshape(-1, 4)
     rows = table[:, 1].astype(np.int64)
     columns = np.array([fields[1:8] for fields in lines], dtype=np.float64).reshape(-1, 7)
-    images = {image.number: image for image in _images_text(model.file("images"))}
+    images = {image.number: image for image in model.images()}
     return images, _Observed(table[:, 0].astype(np.int64), columns[rows, :3], table[:, 2:], columns[:, 6])
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.source import Entry
 
-#: Pixels by which a lens that COLMAP has no model for may be approximated.
-TOLERANCE = 0.05
+#: Pixels by which a polynomial of degree 8 may be approximated, and any other lens that COLMAP has no model for.
+_POLYNOMIAL_TOLERANCE, _FISHEYE_TOLERANCE = 0.05, 0.1
 #: Pixels that a skewed pixel grid may shift the image's corners, which is not corrected.
 MAX_SKEW = 0.5
 #: Radii at which an approximation is fitted and checked.
@@ -40,22 +40,22 @@ class Brown:
     radial: Sequence[float] = ()
     tangential: Sequence[float] = (0.0, 0.0)
 
-    def camera(self, width: int, height: int, where: object, label: str) -> pycolmap.Camera:
+    def camera(self, width: int, height: int, entry: Entry) -> pycolmap.Camera:
         """Return the lens as PINHOLE, OPENCV or FULL_OPENCV. Raises SceneError where none of them comes near it."""
         k1, k2, k3, k4 = [*self.radial, 0.0, 0.0, 0.0, 0.0][:4]
         p1, p2 = self.tangential
         head = [self.fx, self.fy, self.cx, self.cy]
         if not any((k1, k2, k3, k4, p1, p2)):
-            return colmap_camera("PINHOLE", width, height, head, where, label)
+            return colmap_camera("PINHOLE", width, height, head, entry)
         if not (k3 or k4):
-            return colmap_camera("OPENCV", width, height, [*head, k1, k2, p1, p2], where, label)
+            return colmap_camera("OPENCV", width, height, [*head, k1, k2, p1, p2], entry)
         a, b = [k1, k2, k3], [0.0, 0.0, 0.0]
         if k4:
-            a, b = self._rational(width, height, np.array([k1, k2, k3, k4]), where, label)
-        return colmap_camera("FULL_OPENCV", width, height, [*head, a[0], a[1], p1, p2, a[2], *b], where, label)
+            a, b = self._rational(width, height, np.array([k1, k2, k3, k4]), entry)
+        return colmap_camera("FULL_OPENCV", width, height, [*head, a[0], a[1], p1, p2, a[2], *b], entry)
 
     def _rational(
-        self, width: int, height: int, k: NDArray[np.float64], where: object, label: str
+        self, width: int, height: int, k: NDArray[np.float64], entry: Entry
     ) -> tuple[list[float], list[float]]:
         """Return the quotient nearest to the polynomial of degree 8: three coefficients above, and three below."""
         corner = math.hypot(
@@ -70,27 +70,20 @@ class Brown:
         found = np.linalg.lstsq(system, wanted - 1, rcond=None)[0]
         above, below = 1 + powers @ found[:3], 1 + powers @ found[3:]
         off = float(np.abs(above / below - wanted).max()) * math.sqrt(largest) * max(self.fx, self.fy)
-        if not (off <= TOLERANCE and below.min() > 0):
-            raise SceneError(
-                f"{label}: its lens has a term of degree 8 (k4) that no model of COLMAP has, and is {off:.2g} pixels "
-                "away from the nearest one",
-                where=where,
-                remedy="calibrate without k4 (Brown with three radial terms), or export undistorted images",
+        if not (off <= _POLYNOMIAL_TOLERANCE and below.min() > 0):
+            raise entry.error(
+                f"its lens has a term of degree 8 (k4) that no model of COLMAP has, and is {off:.2g} pixels away from "
+                "the nearest one",
+                "calibrate without k4 (Brown with three radial terms), or export undistorted images",
             )
         scale = largest ** np.arange(1, 4)
         return list(map(float, found[:3] / scale)), list(map(float, found[3:] / scale))
 
 
-def colmap_camera(
-    model: str, width: int, height: int, params: Sequence[float], where: object, label: str
-) -> pycolmap.Camera:
+def colmap_camera(model: str, width: int, height: int, params: Sequence[float], entry: Entry) -> pycolmap.Camera:
     """Return a camera of a COLMAP model with these parameters. Raises SceneError for a size that no image has."""
     if not (0 < width <= _MAX_SIDE and 0 < height <= _MAX_SIDE):
-        raise SceneError(
-            f"{label}: its images are {width} by {height} pixels",
-            where=where,
-            remedy="correct the file, or export again",
-        )
+        raise entry.error(f"its images are {width} by {height} pixels", "correct the file, or export again")
     camera = pycolmap.Camera.create_from_model_name(pycolmap.INVALID_CAMERA_ID, model, 1.0, width, height)
     camera.params = list(params)
     return camera
@@ -98,8 +91,6 @@ def colmap_camera(
 
 # --- the nearest fisheye ---
 
-#: Pixels by which the nearest lens may be off.
-NEAR = 0.1
 #: Six radial, two tangential and four thin prism coefficients.
 _MODEL, _COEFFICIENTS = "RAD_TAN_THIN_PRISM_FISHEYE", 12
 #: Powers of the angle that the coefficients stand before, relative to the first.
@@ -128,8 +119,7 @@ def nearest_fisheye(
     head: Sequence[float],
     width: int,
     height: int,
-    where: object,
-    label: str,
+    entry: Entry,
 ) -> pycolmap.Camera:
     """Return the lens of COLMAP nearest to another one. Raises SceneError where that is not near.
 
@@ -142,7 +132,7 @@ def nearest_fisheye(
 
     def lens(unknowns: NDArray[np.float64]) -> pycolmap.Camera:
         focal, coefficients = unknowns[:2] * head[:2], unknowns[2:] / largest**_POWERS
-        return colmap_camera(_MODEL, width, height, [*focal, *head[2:], *coefficients], where, label)
+        return colmap_camera(_MODEL, width, height, [*focal, *head[2:], *coefficients], entry)
 
     def residuals(unknowns: NDArray[np.float64]) -> NDArray[np.float64]:
         found: Any = lens(unknowns).img_from_cam(rays)
@@ -161,11 +151,10 @@ def nearest_fisheye(
         off = float(lengths.max())
         weights *= lengths + np.finfo(np.float64).eps
         weights /= weights.mean()
-    if not off <= NEAR:
-        raise SceneError(
-            f"{label}: its lens is {off:.2g} pixels away from the nearest one of COLMAP's models",
-            where=where,
-            remedy="export undistorted images with their cameras, for example as a COLMAP model",
+    if not off <= _FISHEYE_TOLERANCE:
+        raise entry.error(
+            f"its lens is {off:.2g} pixels away from the nearest one of COLMAP's models",
+            "export undistorted images with their cameras, for example as a COLMAP model",
         )
     return lens(found)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
@@ -11,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.config import DataConfig
-from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.foreign_lenses import MAX_SKEW, Brown, colmap_camera
 from splatcli.scene.geodesy import enu_axes, from_geocentric
@@ -26,7 +24,7 @@ from splatcli.scene.parsing import (
     viewmat_of,
     with_suffix,
 )
-from splatcli.scene.source import ROTATION_TOLERANCE, FixedLens, Problems, Reader, SceneSource, View
+from splatcli.scene.source import ROTATION_TOLERANCE, Entry, FixedLens, Problems, Reader, SceneSource, View
 from splatcli.similarity import Similarity
 from splatcli.sizes import counted
 
@@ -40,20 +38,19 @@ _NUMBERS = ("f", "cx", "cy", "b1", "b2", "k1", "k2", "k3", "k4", "p1", "p2", "p3
 
 def read_metashape(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
     """Read the aligned cameras of the one chunk that has any, in the coordinates of that chunk's world."""
-    file = only_one(_files(root), "Metashape cameras")
-    check_size(file)
-    chunk = _chunk(parse_xml(file, _EXPORT), file)
-    folders = [root / "images", root]
-    names = ImageNames([root / data.images] if data.images else folders)
+    whole = Entry(only_one(_files(root), "Metashape cameras"), remedy=_EXPORT)
+    check_size(whole.file)
+    chunk = _chunk(parse_xml(whole.file, _EXPORT), whole)
+    names = ImageNames(root, data)
     notes: list[str] = []
     sensors = {sensor.get("id", "") for sensor in chunk.iterfind("sensors/sensor")}
-    lenses = _lenses(chunk, file, problems, notes)
-    placements, only = _placements(chunk, file, notes)
+    lenses = _lenses(chunk, whole, problems, notes)
+    placements, only = _placements(chunk, whole, notes)
     views: list[View] = []
     skipped: Counter[str] = Counter()
     elements = [*chunk.iterfind("cameras//camera")]
     masters = {element.get("id"): element for element in elements if element.find("transform") is not None}
-    offsets = _offsets(chunk, file, problems)
+    offsets = _offsets(chunk, whole, problems)
     for element in elements:
         master = element if element.find("transform") is not None else masters.get(element.get("master_id"))
         sensor = element.get("sensor_id", "")
@@ -61,24 +58,28 @@ def read_metashape(root: Path, data: DataConfig, problems: Problems) -> SceneSou
         if reason is not None or master is None:
             skipped[reason or ""] += 1
             continue
-        label = f"camera {element.get('id', '?')} {element.get('label', '')!r}"
+        entry = _entry(element, whole)
         with problems.collect():
             lens = lenses.get(sensor)
             if lens is None:
                 if sensor not in sensors:
-                    raise SceneError(f"{label}: its sensor is not in the file", where=file, remedy=_EXPORT)
+                    raise entry.error("its sensor is not in the file")
                 continue  # its lens is a problem already
             placement = placements.get(master.get("component_id"), placements[None])
-            matrix = _matrix(master, label, file) @ offsets.get(sensor, np.eye(4))
-            views.append(_view(element, matrix, label, lens, placement, file, names))
+            matrix = _numbers(master.find("transform"), 16, "its transform", entry).reshape(4, 4)
+            matrix = matrix @ offsets.get(sensor, np.eye(4))
+            rotation = placement.rotation @ matrix[:3, :3]
+            center = placement.scale * placement.rotation @ matrix[:3, 3] + placement.shift
+            name = names(element.get("label", ""))
+            views.append(View(name, lens, viewmat_of(rotation, center, entry, opengl=False), entry.label))
     where = "of the Metashape chunk"
     notes += [
         f"{counted(count, f'camera {where} is', f'cameras {where} are')} {reason}" for reason, count in skipped.items()
     ]
     views, place = _locally(views, notes)
-    source = SceneSource(root, file, views, folders, place=place, notes=notes)
+    source = SceneSource(root, whole.file, views, [root / "images", root], place=place, notes=notes)
     with problems.collect():
-        points = points_beside(file, data.max_points)
+        points = points_beside(whole.file, data.max_points)
         if place is not None and points is not None:
             notes.append(f"{points.file.name} is not used: of a geocentric chunk, points have other coordinates")
         else:
@@ -90,17 +91,19 @@ def _files(root: Path) -> list[Path]:
     return [path for path in with_suffix(root, ".xml") if "<chunk" in (start := head(path)) and "<document" in start]
 
 
-def _chunk(document: ET.Element, file: Path) -> ET.Element:
+def _entry(element: ET.Element, whole: Entry) -> Entry:
+    """Return a camera or a sensor as errors name it."""
+    return whole.named(f"{element.tag} {element.get('id', '?')} {element.get('label', '')!r}")
+
+
+def _chunk(document: ET.Element, whole: Entry) -> ET.Element:
     chunks = [chunk for chunk in document.iter("chunk") if chunk.find("cameras//camera/transform") is not None]
     if len(chunks) > 1:
         names = ", ".join(chunk.get("label", "?") for chunk in chunks)
-        raise SceneError(
-            f"has several chunks with aligned cameras: {names}",
-            where=file,
-            remedy="align and merge them in Metashape, or export one of them",
-        )
+        what = f"has several chunks with aligned cameras: {names}"
+        raise whole.error(what, "align and merge them in Metashape, or export one of them")
     if not chunks:
-        raise SceneError("has no aligned camera", where=file, remedy="align the photos in Metashape and export again")
+        raise whole.error("has no aligned camera", "align the photos in Metashape and export again")
     return chunks[0]
 
 
@@ -120,7 +123,7 @@ def _why_not(
     return "of another component" if only is not None and master.get("component_id") != only else None
 
 
-def _offsets(chunk: ET.Element, file: Path, problems: Problems) -> dict[str, NDArray[np.float64]]:
+def _offsets(chunk: ET.Element, whole: Entry, problems: Problems) -> dict[str, NDArray[np.float64]]:
     """Return [4, 4], slave to master, by the sensors of rigs, in the chunk's unit; none for one without an offset."""
     sensors = [*chunk.iterfind("sensors/sensor")]
     offsets = {master: np.eye(4) for sensor in sensors if (master := sensor.get("master_id")) is not None}
@@ -128,18 +131,17 @@ def _offsets(chunk: ET.Element, file: Path, problems: Problems) -> dict[str, NDA
         parts = [sensor.find("rotation"), sensor.find("location")]
         if "master_id" not in sensor.attrib or not any(part is not None and part.text for part in parts):
             continue
-        label = f"sensor {sensor.get('id', '?')} {sensor.get('label', '')!r}"
         with problems.collect():
             offset = np.eye(4)
             if parts[0] is not None and parts[0].text:
-                offset[:3, :3] = _numbers(parts[0], 9, "its rotation", label, file).reshape(3, 3)
+                offset[:3, :3] = _numbers(parts[0], 9, "its rotation", _entry(sensor, whole)).reshape(3, 3)
             if parts[1] is not None and parts[1].text:
-                offset[:3, 3] = _numbers(parts[1], 3, "its location", label, file)
+                offset[:3, 3] = _numbers(parts[1], 3, "its location", _entry(sensor, whole))
             offsets[sensor.get("id", "")] = offset
     return offsets
 
 
-def _lenses(chunk: ET.Element, file: Path, problems: Problems, notes: list[str]) -> dict[str, FixedLens]:
+def _lenses(chunk: ET.Element, whole: Entry, problems: Problems, notes: list[str]) -> dict[str, FixedLens]:
     elements = [*chunk.iterfind("cameras//camera")]
     posed = {camera.get("id") for camera in elements if camera.find("transform") is not None}
     used = {camera.get("sensor_id", "") for camera in elements if {camera.get("id"), camera.get("master_id")} & posed}
@@ -148,63 +150,68 @@ def _lenses(chunk: ET.Element, file: Path, problems: Problems, notes: list[str])
         number = sensor.get("id", "")
         if number not in used:
             continue
-        label = f"sensor {number} {sensor.get('label', '')!r}"
+        entry = _entry(sensor, whole)
         with problems.collect():
-            lenses[number] = FixedLens(file, label, _lens(sensor, label, file, notes))
+            lenses[number] = FixedLens(entry.file, entry.label, _lens(sensor, entry, notes))
     return lenses
 
 
-def _lens(sensor: ET.Element, label: str, file: Path, notes: list[str]) -> pycolmap.Camera:
+def _lens(sensor: ET.Element, entry: Entry, notes: list[str]) -> pycolmap.Camera:
     found = sorted(sensor.findall("calibration"), key=lambda one: one.get("class") != "adjusted")
     if found:
         calibration = found[0]
     else:  # a panorama has nothing to be calibrated
-        calibration = sensor if sensor.get("type") == "spherical" else _of_pixels(sensor, label, file, notes)
+        calibration = sensor if sensor.get("type") == "spherical" else _of_pixels(sensor, entry, notes)
     kind = calibration.get("type") or sensor.get("type") or "frame"
     resolution = calibration.find("resolution")
     resolution = sensor.find("resolution") if resolution is None else resolution
     if resolution is None:
-        raise SceneError(f"{label}: no resolution", where=file, remedy=_EXPORT)
-    width, height = (round(_number(resolution.get(key), key, label, file)) for key in ("width", "height"))
+        raise entry.error("no resolution")
+    width, height = (round(entry.text_number(resolution.get(key), key)) for key in ("width", "height"))
     if kind == "spherical":
-        return colmap_camera(EQUIRECTANGULAR, width, height, [width, height], file, label)
-    values = {name: _number(calibration.findtext(name, "0"), name, label, file) for name in _NUMBERS}
+        return colmap_camera(EQUIRECTANGULAR, width, height, [width, height], entry)
+    values = {name: entry.text_number(calibration.findtext(name, "0"), name) for name in _NUMBERS}
     # Metashape's p1 is the factor of r^2 + 2 x^2, OpenCV's p2. The offset is from the middle of the image, whose upper
     # left corner is (0, 0).
     focal, p1, p2, skew = [values["f"] + values["b1"], values["f"]], values["p2"], values["p1"], values["b2"]
     center = [width / 2 + values["cx"], height / 2 + values["cy"]]
     if calibration.find("f") is None:
         # PhotoScan before 1.2: two focal lengths, the principal point from the corner, and OpenCV's p1 and p2.
-        focal = [_number(calibration.findtext(name), name, label, file) for name in ("fx", "fy")]
+        focal = [entry.text_number(calibration.findtext(name), name) for name in ("fx", "fy")]
         defaults = {"cx": width / 2, "cy": height / 2, "skew": 0.0}
         *center, skew = (
-            _number(calibration.findtext(name, str(default)), name, label, file) for name, default in defaults.items()
+            entry.text_number(calibration.findtext(name, str(default)), name) for name, default in defaults.items()
         )
         p1, p2 = values["p1"], values["p2"]
-    _check_skew(skew, focal[1], center[1], height, label, file, notes)
+    shift = abs(skew) * max(center[1], height - center[1]) / focal[1] if focal[1] > 0 else 0.0
+    if shift > MAX_SKEW:
+        raise entry.error(
+            f"its pixels are skewed (b2 = {skew:g}, {shift:.2g} pixels at the edge), which COLMAP's models lack",
+            "optimise the cameras without b2, or export undistorted images",
+        )
+    if skew:
+        notes.append(
+            f"{entry.label}: its skew b2 is left out, which shifts the edge of the image by {shift:.2g} pixels"
+        )
     if values["p3"] or values["p4"]:
-        raise SceneError(
-            f"{label}: its tangential distortion has the terms p3 and p4, which no model of COLMAP has",
-            where=file,
-            remedy="optimise the cameras without p3 and p4, or export undistorted images",
+        raise entry.error(
+            "its tangential distortion has the terms p3 and p4, which no model of COLMAP has",
+            "optimise the cameras without p3 and p4, or export undistorted images",
         )
     radial = [values[f"k{i}"] for i in (1, 2, 3, 4)]
     if kind == "frame":
-        return Brown(focal[0], focal[1], center[0], center[1], radial, (p1, p2)).camera(width, height, file, label)
+        return Brown(focal[0], focal[1], center[0], center[1], radial, (p1, p2)).camera(width, height, entry)
     if kind in ("fisheye", "equidistant_fisheye"):
-        head_ = [*focal, *center, radial[0], radial[1]]
-        return colmap_camera(
-            "THIN_PRISM_FISHEYE", width, height, [*head_, p1, p2, radial[2], radial[3], 0.0, 0.0], file, label
-        )
-    raise SceneError(
-        f"{label}: cameras of the type {kind!r} are not read",
-        where=file,
-        remedy="frame, fisheye and spherical cameras are; convert the others to perspective views in Metashape "
-        "(File, Export, Convert Images)",
+        params = [*focal, *center, radial[0], radial[1], p1, p2, radial[2], radial[3], 0.0, 0.0]
+        return colmap_camera("THIN_PRISM_FISHEYE", width, height, params, entry)
+    raise entry.error(
+        f"cameras of the type {kind!r} are not read",
+        "frame, fisheye and spherical cameras are; convert the others to perspective views in Metashape (File, Export, "
+        "Convert Images)",
     )
 
 
-def _of_pixels(sensor: ET.Element, label: str, file: Path, notes: list[str]) -> ET.Element:
+def _of_pixels(sensor: ET.Element, entry: Entry, notes: list[str]) -> ET.Element:
     """Return the calibration of a sensor without one, as of cameras that were imported with their poses.
 
     Metashape takes the focal length of its lens and the size of its pixels, both in millimetres, and no distortion.
@@ -212,56 +219,28 @@ def _of_pixels(sensor: ET.Element, label: str, file: Path, notes: list[str]) -> 
     given = {one.get("name"): one.get("value") for one in sensor.iterfind("property")}
     names = ("focal_length", "pixel_width", "pixel_height")
     if not given.keys() >= {*names}:
-        raise SceneError(f"{label}: it is not calibrated", where=file, remedy="align the photos, and export again")
-    focal, wide, high = (_number(given[name], name, label, file) for name in names)
+        raise entry.error("it is not calibrated", "align the photos, and export again")
+    focal, wide, high = (entry.text_number(given[name], name) for name in names)
     if not (focal > 0 and wide > 0 and high > 0):
-        raise SceneError(
-            f"{label}: its focal length or its pixels' size is not positive",
-            where=file,
-            remedy=f"correct them (Tools, Camera Calibration), and {_EXPORT}",
-        )
+        what = "its focal length or its pixels' size is not positive"
+        raise entry.error(what, f"correct them (Tools, Camera Calibration), and {_EXPORT}")
     calibration = ET.Element("calibration")
     ET.SubElement(calibration, "f").text = repr(focal / high)
     ET.SubElement(calibration, "b1").text = repr(focal / wide - focal / high)
     notes.append(
-        f"{label}: it is not calibrated: its focal length, {focal / wide:.6g} pixels, is that of its lens and the size "
-        "of its pixels, and it has no distortion"
+        f"{entry.label}: it is not calibrated: its focal length, {focal / wide:.6g} pixels, is that of its lens and "
+        "the size of its pixels, and it has no distortion"
     )
     return calibration
 
 
-def _check_skew(b2: float, focal: float, cy: float, height: int, label: str, file: Path, notes: list[str]) -> None:
-    shift = abs(b2) * max(cy, height - cy) / focal if focal > 0 else 0.0
-    if shift > MAX_SKEW:
-        raise SceneError(
-            f"{label}: its pixels are skewed (b2 = {b2:g}, {shift:.2g} pixels at the edge), which COLMAP's models lack",
-            where=file,
-            remedy="optimise the cameras without b2, or export undistorted images",
-        )
-    if b2:
-        notes.append(f"{label}: its skew b2 is left out, which shifts the edge of the image by {shift:.2g} pixels")
+def _numbers(element: ET.Element | None, count: int, name: str, entry: Entry) -> NDArray[np.float64]:
+    return np.array(entry.text_numbers(None if element is None else element.text, count, name))
 
 
-def _number(text: str | None, name: str, label: str, file: Path) -> float:
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise SceneError(f"{label}: {name} is {text!r}, not a number", where=file, remedy=_EXPORT)
-    return value
-
-
-def _numbers(element: ET.Element | None, count: int, name: str, label: str, file: Path) -> NDArray[np.float64]:
-    words = ((element.text or "") if element is not None else "").split()
-    if len(words) != count:
-        raise SceneError(f"{label}: {name} has {len(words)} numbers, expected {count}", where=file, remedy=_EXPORT)
-    return np.array([_number(word, name, label, file) for word in words])
-
-
-def _placements(chunk: ET.Element, file: Path, notes: list[str]) -> tuple[dict[str | None, Similarity], str | None]:
+def _placements(chunk: ET.Element, whole: Entry, notes: list[str]) -> tuple[dict[str | None, Similarity], str | None]:
     """Return placements by component, that of the chunk under None; and the largest one, if no frame is common."""
-    placements: dict[str | None, Similarity] = {None: _placement(chunk.find("transform"), "the chunk", file)}
+    placements: dict[str | None, Similarity] = {None: _placement(chunk.find("transform"), whole.named("the chunk"))}
     aligned = Counter(
         camera.get("component_id")
         for camera in chunk.iterfind("cameras//camera")
@@ -272,7 +251,7 @@ def _placements(chunk: ET.Element, file: Path, notes: list[str]) -> tuple[dict[s
         number = component.get("id")
         transform = component.find("transform")
         if transform is not None:
-            placements[number] = _placement(transform, f"component {number}", file)
+            placements[number] = _placement(transform, whole.named(f"component {number}"))
         elif number in aligned:
             placed = False
     if len(aligned) < 2 or placed:
@@ -282,43 +261,25 @@ def _placements(chunk: ET.Element, file: Path, notes: list[str]) -> tuple[dict[s
     return placements, largest
 
 
-def _placement(transform: ET.Element | None, label: str, file: Path) -> Similarity:
+def _placement(transform: ET.Element | None, entry: Entry) -> Similarity:
     """Return the similarity from a chunk's or a component's own frame to the world."""
     if transform is None:
         return Similarity()
     if not len(transform):
-        matrix = _numbers(transform, 16, "its transform", label, file).reshape(4, 4)
+        matrix = _numbers(transform, 16, "its transform", entry).reshape(4, 4)
         scale = float(np.cbrt(np.linalg.det(matrix[:3, :3])))
         rotation, translation = matrix[:3, :3] / (scale or 1.0), matrix[:3, 3]
     else:
         rotation, translation, scale = np.eye(3), np.zeros(3), 1.0
         if transform.find("rotation") is not None:
-            rotation = _numbers(transform.find("rotation"), 9, "its rotation", label, file).reshape(3, 3)
+            rotation = _numbers(transform.find("rotation"), 9, "its rotation", entry).reshape(3, 3)
         if transform.find("translation") is not None:
-            translation = _numbers(transform.find("translation"), 3, "its translation", label, file)
+            translation = _numbers(transform.find("translation"), 3, "its translation", entry)
         if transform.find("scale") is not None:
-            scale = float(_numbers(transform.find("scale"), 1, "its scale", label, file)[0])
+            scale = float(_numbers(transform.find("scale"), 1, "its scale", entry)[0])
     if not (scale > 0 and np.abs(rotation.T @ rotation - np.eye(3)).max() <= ROTATION_TOLERANCE):
-        raise SceneError(f"{label}: its transform is no rotation with a scale", where=file, remedy=_EXPORT)
+        raise entry.error("its transform is no rotation with a scale")
     return Similarity(scale, rotation, translation)
-
-
-def _matrix(camera: ET.Element, label: str, file: Path) -> NDArray[np.float64]:
-    return _numbers(camera.find("transform"), 16, "its transform", label, file).reshape(4, 4)
-
-
-def _view(
-    element: ET.Element,
-    matrix: NDArray[np.float64],
-    label: str,
-    lens: FixedLens,
-    placement: Similarity,
-    file: Path,
-    names: ImageNames,
-) -> View:
-    rotation = placement.rotation @ matrix[:3, :3]
-    center = placement.scale * placement.rotation @ matrix[:3, 3] + placement.shift
-    return View(names(element.get("label", "")), lens, viewmat_of(rotation, center, file, label, opengl=False), label)
 
 
 def _locally(views: list[View], notes: list[str]) -> tuple[list[View], tuple[float, float, float] | None]:

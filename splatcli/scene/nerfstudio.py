@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.config import DataConfig
-from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.find_images import SUFFIXES, is_file
 from splatcli.scene.foreign_lenses import Brown, colmap_camera
@@ -21,6 +20,7 @@ from splatcli.scene.parsing import load_json, viewmat_of
 from splatcli.scene.points import RawPoints, read_points_ply
 from splatcli.scene.source import (
     ROTATION_TOLERANCE,
+    Entry,
     Problems,
     Reader,
     SceneSource,
@@ -31,7 +31,121 @@ from splatcli.scene.source import (
 from splatcli.similarity import uniform_scale
 from splatcli.sizes import counted
 
-FILE, BLENDER_FILE = "transforms.json", "transforms_train.json"
+FILE, BLENDER_FILE, BLENDER_TEST_FILE = "transforms.json", "transforms_train.json", "transforms_test.json"
+
+
+_EDIT_FRAME = "correct or remove that frame"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Transforms:
+    """A transforms file in the scene's folder ``root``, and the object that it holds."""
+
+    root: Path
+    whole: Entry
+    document: dict[str, Any]
+    allow_outside: bool
+
+    @classmethod
+    def load(cls, root: Path, name: str, data: DataConfig) -> _Transforms:
+        """Read a file. Raises SceneError."""
+        file = root / name
+        document = load_json(file, dict, "it should start with { and have 'frames'")
+        return cls(root, Entry(file, remedy="correct the file"), document, data.allow_outside)
+
+    def views(self, problems: Problems) -> list[View]:
+        """Return the views of sound frames; the others are added to ``problems``. Raises SceneError without a list."""
+        frames = self.document.get("frames")
+        if not isinstance(frames, list) or not frames:
+            raise self.whole.error("the file has no list 'frames' with at least one frame", "run the export again")
+        views = []
+        for i, frame in enumerate(frames):
+            with problems.collect():
+                views.append(self._view(frame, i))
+        return views
+
+    def _view(self, frame: object, i: int) -> View:
+        if not isinstance(frame, dict) or not isinstance(path := frame.get("file_path"), str):
+            raise self.whole.error(f"frame {i} has no 'file_path'", _EDIT_FRAME)
+        entry = self.whole.named(f"frame {i} {path!r}")
+        name, outside = self.path(path, entry.label)
+        lens = self._lens(frame, entry.label)
+        if outside is None:
+            name = _with_suffix(name, self.root)
+        depth_key = next((key for key in _DEPTHS if frame.get(key) is not None), _DEPTHS[0])
+        mask, depth = (self._beside(frame, key, entry.label) for key in ("mask_path", depth_key))
+        moved = outside is None and leads_outside(path, self.root)
+        viewmat, scaled = _viewmat(frame, entry)
+        return View(name, lens, viewmat, entry.label, outside, mask, depth=depth, moved=moved, scaled=scaled)
+
+    def path(self, name: str, label: str) -> tuple[str, str | None]:
+        """Return path_in_scene() of a name in the file."""
+        return path_in_scene(name, self.root, self.whole.named(label), allow_outside=self.allow_outside)
+
+    def _beside(self, frame: dict[str, Any], key: str, label: str) -> str | None:
+        """Return where another file of a frame is, relative to the scene's folder, or as given if that is allowed."""
+        given = frame.get(key)
+        if given is None:
+            return None
+        inside, beyond = self.path(str(given), f"{label}: {key}")
+        return beyond or inside
+
+    def _lens(self, frame: dict[str, Any], label: str) -> TransformsLens:
+        """Return the lens of a frame; each key is taken from the frame if it has it, else from the top of the file.
+
+        Frames that say nothing of a lens share one, which messages call by the file rather than by the frame.
+        """
+        top = self.document
+        own = frame.keys() & {*_INTRINSICS, "is_fisheye", "camera_model", "distortion_params"}
+        entry = self.whole.named(label if own else "the camera at the top of the file")
+        fisheye = frame.get("is_fisheye", top.get("is_fisheye", False))
+        model = str(frame.get("camera_model", top.get("camera_model", "OPENCV_FISHEYE" if fisheye else "OPENCV")))
+        model = model.upper() if model.upper() in (*_MODELS, EQUIRECTANGULAR) else model
+        values: dict[str, float] = {}
+        # A focal length in the frame replaces an angle at the top, not the other way round.
+        focal_in_frame = any(key in frame for key in ("fl_x", "camera_angle_x", "fl_y", "camera_angle_y"))
+        for key in _INTRINSICS:
+            is_focal = key.startswith(("fl_", "camera_angle_"))
+            value = frame.get(key, None if is_focal and focal_in_frame else top.get(key))
+            if value is not None:
+                values[key] = _number(value, key, entry)
+        params = frame.get("distortion_params", top.get("distortion_params"))
+        if params is not None:
+            order = ("k1", "k2", "k3", "k4", "p1", "p2")  # nerfstudio's
+            if not isinstance(params, list) or len(params) > len(order):
+                raise entry.error("distortion_params is not a list of up to 6 numbers")
+            pairs = zip(order, params, strict=False)
+            values.update({key: _number(value, "distortion_params", entry) for key, value in pairs})
+        return TransformsLens(entry.file, entry.label, model, tuple(values.items()))
+
+    def listed(self, key: str, folder: str) -> set[str] | None:
+        """Return the names of views that the file lists, relative to ``folder``; None where it has no such list."""
+        names = self.document.get(key)
+        if names is None:
+            return None
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise self.whole.error(f"{key} is not a list of file names", "correct or remove it")
+        found = (self.path(name, key) for name in names)
+        paths = (name if outside else _with_suffix(name, self.root) for name, outside in found)
+        return {path.removeprefix(f"{folder}/") if folder else path for path in paths}
+
+    def points(self, limit: int) -> RawPoints | None:
+        """Return the points of the PLY that the file names."""
+        given = self.document.get("ply_file_path")
+        if given is None:
+            return None
+        if not isinstance(given, str):
+            raise self.whole.error(f"ply_file_path is {given!r}, not a file name", "correct or remove it")
+        name, outside = self.path(given, "ply_file_path")
+        points = read_points_ply(self.root / (outside or name), limit)
+        return points if points.total else None
+
+    def depth_unit(self) -> float | None:
+        """Return the scene units that 1 in a depth map is, where the file says so. Raises SceneError for no number."""
+        nerfstudio, ngp = _DEPTH_UNITS
+        key = nerfstudio if self.document.get(nerfstudio) is not None or not self.document.get(ngp) else ngp
+        given = self.document.get(key)
+        return None if given is None else _number(given, key, self.whole.named("the top of the file"))
 
 
 def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
@@ -40,28 +154,25 @@ def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSo
     Frames whose image is missing are left out when most have one, as the field's readers do: instant-ngp's own fox
     scene lists 17 images that it does not ship.
     """
-    file = root / FILE
-    document = load_transforms(file)
-    views = read_views(document, root, file, data, problems)
+    transforms = _Transforms.load(root, FILE, data)
+    views = transforms.views(problems)
     scaled = _scaled_note(views)
     folder, views = _common_folder(root, views)
     points = None
     with problems.collect():
-        points = _points(document, root, file, data)
+        points = transforms.points(data.max_points)
     source = SceneSource(
         root=root,
-        file=file,
+        file=root / FILE,
         views=views,
         image_folders=[root / folder] if folder else [root, root / "images", root / "input"],
         points=points,
         tolerant=True,
         resized_folders=folder != "",
-        depth_scale=depth_unit(document, file),
+        depth_scale=transforms.depth_unit(),
         notes=scaled,
     )
-    train, test, val = (
-        _listed(document, f"{split}_filenames", root, folder, file, data) for split in ("train", "test", "val")
-    )
+    train, test, val = (transforms.listed(f"{split}_filenames", folder) for split in ("train", "test", "val"))
     test = val if test is None or (not test and val) else test
     if test is None and train is not None:
         test = {view.name for view in views} - train
@@ -75,16 +186,15 @@ def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSo
 
 def read_blender(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
     """Read ``transforms_train.json``, with ``transforms_test.json`` as the held-out views; there are no points."""
-    train_file, test_file = root / BLENDER_FILE, root / "transforms_test.json"
-    train = read_views(load_transforms(train_file), root, train_file, data, problems)
-    source = SceneSource(root, train_file, train, [root], resized_folders=False)
-    if test_file.is_file():
-        document = load_transforms(test_file)
-        test = read_views(document, root, test_file, data, problems) if document.get("frames") != [] else []
+    train = _Transforms.load(root, BLENDER_FILE, data).views(problems)
+    source = SceneSource(root, root / BLENDER_FILE, train, [root], resized_folders=False)
+    if (root / BLENDER_TEST_FILE).is_file():
+        held_out = _Transforms.load(root, BLENDER_TEST_FILE, data)
+        test = held_out.views(problems) if held_out.document.get("frames") != [] else []
         source.views = train + test
         source.train, source.test = {view.name for view in train}, {view.name for view in test}
     else:
-        source.notes.append("transforms_test.json is missing: views are held out of transforms_train.json")
+        source.notes.append(f"{BLENDER_TEST_FILE} is missing: views are held out of {BLENDER_FILE}")
     source.notes += _scaled_note(source.views)
     return source
 
@@ -96,78 +206,26 @@ def _scaled_note(views: list[View]) -> list[str]:
     return [f"{poses} a scale, which no image shows and which is left out, e.g. {scaled[0]}"] if scaled else []
 
 
-def load_transforms(file: Path) -> dict[str, Any]:
-    """Return the file's JSON object. Raises SceneError."""
-    return load_json(file, dict, "it should start with { and have 'frames'")
-
-
-def _frames(document: dict[str, Any], file: Path) -> list[object]:
-    frames = document.get("frames")
-    if not isinstance(frames, list) or not frames:
-        raise SceneError(
-            "the file has no list 'frames' with at least one frame", where=file, remedy="run the export again"
-        )
-    return frames
-
-
-def read_views(document: dict[str, Any], root: Path, file: Path, data: DataConfig, problems: Problems) -> list[View]:
-    """Return the views of sound frames; the others are added to ``problems``. Raises SceneError without a list."""
-    views = []
-    for i, frame in enumerate(_frames(document, file)):
-        with problems.collect():
-            views.append(_view(frame, i, document, root, file, data))
-    return views
-
-
-def _view(frame: object, i: int, document: dict[str, Any], root: Path, file: Path, data: DataConfig) -> View:
-    if not isinstance(frame, dict) or not isinstance(frame.get("file_path"), str):
-        raise SceneError(f"frame {i} has no 'file_path'", where=file, remedy="correct or remove that frame")
-    label = f"frame {i} {frame['file_path']!r}"
-    name, outside = path_in_scene(frame["file_path"], root, file, label, allow_outside=data.allow_outside)
-    lens = lens_of(frame, document, file, label)
-    if outside is None:
-        name = _with_suffix(name, root)
-    depth_key = next((key for key in _DEPTHS if frame.get(key) is not None), _DEPTHS[0])
-    mask, depth = (_beside(frame, key, root, file, label, data) for key in ("mask_path", depth_key))
-    moved = outside is None and leads_outside(frame["file_path"], root)
-    viewmat, scaled = _viewmat(frame, file, label)
-    return View(name, lens, viewmat, label, outside, mask, depth=depth, moved=moved, scaled=scaled)
-
-
-def _beside(frame: dict[str, Any], key: str, root: Path, file: Path, label: str, data: DataConfig) -> str | None:
-    """Return where another file of a frame is, relative to the scene's folder, or as given where that is allowed."""
-    given = frame.get(key)
-    if given is None:
-        return None
-    inside, beyond = path_in_scene(str(given), root, file, f"{label}: {key}", allow_outside=data.allow_outside)
-    return beyond or inside
-
-
-def _viewmat(frame: dict[str, Any], file: Path, label: str) -> tuple[NDArray[np.float64], bool]:
+def _viewmat(frame: dict[str, Any], entry: Entry) -> tuple[NDArray[np.float64], bool]:
     """Return ([4, 4] world to camera, whether its axes had a scale) of ``transform_matrix``.
 
     That is camera to world with OpenGL axes, 3x4 or 4x4. Blender's matrices have the scale of the camera, or of what
     it hangs on; its renders do not show that.
     """
     if "transform_matrix" not in frame:
-        raise SceneError(f"{label}: no 'transform_matrix'", where=file, remedy="correct or remove that frame")
+        raise entry.error("no 'transform_matrix'", _EDIT_FRAME)
     matrix = _matrix(frame["transform_matrix"])
     if matrix is None or matrix.shape not in ((3, 4), (4, 4)):
-        raise SceneError(
-            f"{label}: 'transform_matrix' is not a 4x4 matrix of numbers",
-            where=file,
-            remedy="correct or remove that frame",
-        )
+        raise entry.error("'transform_matrix' is not a 4x4 matrix of numbers", _EDIT_FRAME)
     last = [0.0, 0.0, 0.0, 1.0]
     if len(matrix) == 4 and not np.allclose(matrix[3], last, rtol=0, atol=ROTATION_TOLERANCE):
-        raise SceneError(
-            f"{label}: the last row of its 'transform_matrix' is {matrix[3].tolist()}, expected 0, 0, 0, 1",
-            where=file,
-            remedy="transpose the matrices" if matrix[:, 3].tolist() == last else "correct or remove that frame",
+        raise entry.error(
+            f"the last row of its 'transform_matrix' is {matrix[3].tolist()}, expected 0, 0, 0, 1",
+            "transpose the matrices" if matrix[:, 3].tolist() == last else _EDIT_FRAME,
         )
     axes = matrix[:3, :3]
     scale = uniform_scale(axes, ROTATION_TOLERANCE)
-    return viewmat_of(axes / scale, matrix[:3, 3], file, label, opengl=True), scale != 1.0
+    return viewmat_of(axes / scale, matrix[:3, 3], entry, opengl=True), scale != 1.0
 
 
 def _matrix(rows: object) -> NDArray[np.float64] | None:
@@ -199,30 +257,6 @@ def _common_folder(root: Path, views: list[View]) -> tuple[str, list[View]]:
     if not top or not (root / top).is_dir():
         return "", views
     return top, [replace(view, name=view.name.partition("/")[2]) for view in views]
-
-
-def _listed(
-    document: dict[str, Any], key: str, root: Path, folder: str, file: Path, data: DataConfig
-) -> set[str] | None:
-    names = document.get(key)
-    if names is None:
-        return None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise SceneError(f"{key} is not a list of file names", where=file, remedy="correct or remove it")
-    found = (path_in_scene(name, root, file, key, allow_outside=data.allow_outside) for name in names)
-    paths = (name if outside else _with_suffix(name, root) for name, outside in found)
-    return {path.removeprefix(f"{folder}/") if folder else path for path in paths}
-
-
-def _points(document: dict[str, Any], root: Path, file: Path, data: DataConfig) -> RawPoints | None:
-    given = document.get("ply_file_path")
-    if given is None:
-        return None
-    if not isinstance(given, str):
-        raise SceneError(f"ply_file_path is {given!r}, not a file name", where=file, remedy="correct or remove it")
-    name, outside = path_in_scene(given, root, file, "ply_file_path", allow_outside=data.allow_outside)
-    points = read_points_ply(root / (outside or name), data.max_points)
-    return points if points.total else None
 
 
 #: Names of a frame's depth map, and of the scene units that 1 in it is: nerfstudio's, then instant-ngp's (0 for none).
@@ -262,56 +296,44 @@ class TransformsLens:
     values: tuple[tuple[str, float], ...]
 
     def __call__(self, width: int, height: int) -> pycolmap.Camera:
-        return _make_lens(self.model, self.values, width, height, self.file, self.label)
-
-
-def lens_of(frame: dict[str, Any], document: dict[str, Any], file: Path, label: str) -> TransformsLens:
-    """Return the lens of one frame; each key is taken from the frame if it has it, else from the top of the file.
-
-    Frames that say nothing of a lens share one, which messages call by the file rather than by the frame.
-    """
-    own = frame.keys() & {*_INTRINSICS, "is_fisheye", "camera_model", "distortion_params"}
-    name = label if own else "the camera at the top of the file"
-    fisheye = frame.get("is_fisheye", document.get("is_fisheye", False))
-    model = str(frame.get("camera_model", document.get("camera_model", "OPENCV_FISHEYE" if fisheye else "OPENCV")))
-    model = model.upper() if model.upper() in (*_MODELS, EQUIRECTANGULAR) else model
-    return TransformsLens(file, name, model, _intrinsics(frame, document, file, name))
-
-
-def depth_unit(document: dict[str, Any], file: Path) -> float | None:
-    """Return the scene units that 1 in a depth map is, where the file says so. Raises SceneError for what cannot be."""
-    nerfstudio, ngp = _DEPTH_UNITS
-    key = nerfstudio if document.get(nerfstudio) is not None or not document.get(ngp) else ngp
-    given = document.get(key)
-    return None if given is None else _number(given, key, file, "the top of the file")
-
-
-def _intrinsics(
-    frame: dict[str, Any], document: dict[str, Any], file: Path, label: str
-) -> tuple[tuple[str, float], ...]:
-    """Return the intrinsics of a frame, each taken from the frame if it has it, else from the top of the file."""
-    values: dict[str, float] = {}
-    # A focal length in the frame replaces an angle at the top, not the other way round.
-    focal_in_frame = any(key in frame for key in ("fl_x", "camera_angle_x", "fl_y", "camera_angle_y"))
-    for key in _INTRINSICS:
-        is_focal = key.startswith(("fl_", "camera_angle_"))
-        value = frame.get(key, None if is_focal and focal_in_frame else document.get(key))
-        if value is not None:
-            values[key] = _number(value, key, file, label)
-    params = frame.get("distortion_params", document.get("distortion_params"))
-    if params is not None:
-        # nerfstudio's order.
-        order = ("k1", "k2", "k3", "k4", "p1", "p2")
-        if not isinstance(params, list) or len(params) > len(order):
-            raise SceneError(
-                f"{label}: distortion_params is not a list of up to 6 numbers", where=file, remedy="correct the file"
+        entry, values = Entry(self.file, self.label), dict(self.values)
+        w, h = values.get("w", float(width)), values.get("h", float(height))
+        if self.model == EQUIRECTANGULAR:  # its focal lengths, half the width, say nothing more
+            return colmap_camera(EQUIRECTANGULAR, round(w), round(h), [w, h], entry)
+        fx = values.get("fl_x") or _focal(w, values.get("camera_angle_x")) or values.get("fl_y")
+        fy = values.get("fl_y") or (_focal(h, values.get("camera_angle_y")) if "fl_x" not in values else None) or fx
+        if fx is None or fy is None:
+            fx = fy = _focal(h, values.get("camera_angle_y"))
+        if fx is None or fy is None:
+            remedy = "give fl_x (pixels) or camera_angle_x (radians), in the frame or at the top of the file"
+            raise entry.error("no focal length", remedy)
+        if self.model not in _MODELS:
+            known = ", ".join((*_MODELS, EQUIRECTANGULAR))
+            remedy = f"known: {known}; else undistort the images first"
+            raise entry.error(f"camera_model {self.model!r} is not known", remedy)
+        name, coefficients = _MODELS[self.model]
+        given = {key: values[key] for key in _COEFFICIENTS if values.get(key)}
+        center = values.get("cx", w / 2), values.get("cy", h / 2)
+        if self.model == "OPENCV" and "k4" in given and not {"k5", "k6"} & given.keys():
+            # nerfstudio's is the factor of r^8, as Metashape's and RealityCapture's, which it converts.
+            radial = [given.get(key, 0.0) for key in ("k1", "k2", "k3", "k4")]
+            brown = Brown(fx, fy, *center, radial, (given.get("p1", 0.0), given.get("p2", 0.0)))
+            return brown.camera(round(w), round(h), entry)
+        stray = set(given) - set(coefficients)
+        if stray:
+            raise entry.error(
+                f"camera_model {self.model} has the distortion {', '.join(sorted(stray))}, which it cannot have",
+                "set camera_model to FULL_OPENCV, or the coefficients to 0",
             )
-        pairs = zip(order, params, strict=False)
-        values.update({key: _number(value, "distortion_params", file, label) for key, value in pairs})
-    return tuple(values.items())
+        if name == "FULL_OPENCV" and not set(given) - {"k1", "k2", "p1", "p2"}:
+            name = "OPENCV"
+        lens = pycolmap.Camera.create_from_model_name(pycolmap.INVALID_CAMERA_ID, name, 1.0, round(w), round(h))
+        params = [fx, fy, *center, *(given.get(key, 0.0) for key in coefficients), *[0.0] * len(lens.params)]
+        lens.params = params[: len(lens.params)]
+        return lens
 
 
-def _number(value: object, key: str, file: Path, label: str) -> float:
+def _number(value: object, key: str, entry: Entry) -> float:
     if isinstance(value, str):  # as nerfstudio writes coefficients of RealityCapture's tables
         with contextlib.suppress(ValueError):  # reported below
             value = float(value)
@@ -319,58 +341,12 @@ def _number(value: object, key: str, file: Path, label: str) -> float:
     usable = isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
     if not usable:
         shown = repr(value) if len(repr(value)) < 40 else f"{repr(value)[:40]}..."
-        raise SceneError(f"{label}: {key} is {shown}, not a number", where=file, remedy="correct the file")
+        raise entry.error(f"{key} is {shown}, not a number")
     wanted = _RANGES.get(key)
     number = float(value)  # type: ignore[arg-type]  # narrowed by usable
     if wanted is not None and not wanted[0] < number < wanted[1]:
-        raise SceneError(f"{label}: {key} is {number:g}; {wanted[2]}", where=file, remedy="correct the file")
+        raise entry.error(f"{key} is {number:g}; {wanted[2]}")
     return number
-
-
-def _make_lens(
-    model: str, items: tuple[tuple[str, float], ...], width: int, height: int, file: Path, label: str
-) -> pycolmap.Camera:
-    values = dict(items)
-    w, h = values.get("w", float(width)), values.get("h", float(height))
-    if model == EQUIRECTANGULAR:  # its focal lengths, half the width, say nothing more
-        return colmap_camera(EQUIRECTANGULAR, round(w), round(h), [w, h], file, label)
-    fx = values.get("fl_x") or _focal(w, values.get("camera_angle_x")) or values.get("fl_y")
-    fy = values.get("fl_y") or (_focal(h, values.get("camera_angle_y")) if "fl_x" not in values else None) or fx
-    if fx is None or fy is None:
-        fx = fy = _focal(h, values.get("camera_angle_y"))
-    if fx is None or fy is None:
-        raise SceneError(
-            f"{label}: no focal length",
-            where=file,
-            remedy="give fl_x (pixels) or camera_angle_x (radians), in the frame or at the top of the file",
-        )
-    if model not in _MODELS:
-        raise SceneError(
-            f"{label}: camera_model {model!r} is not known",
-            where=file,
-            remedy=f"known: {', '.join((*_MODELS, EQUIRECTANGULAR))}; else undistort the images first",
-        )
-    name, coefficients = _MODELS[model]
-    given = {key: values[key] for key in _COEFFICIENTS if values.get(key)}
-    if model == "OPENCV" and "k4" in given and not {"k5", "k6"} & given.keys():
-        # nerfstudio's is the factor of r^8, as Metashape's and RealityCapture's, which it converts.
-        radial = [given.get(key, 0.0) for key in ("k1", "k2", "k3", "k4")]
-        center = values.get("cx", w / 2), values.get("cy", h / 2)
-        brown = Brown(fx, fy, *center, radial, (given.get("p1", 0.0), given.get("p2", 0.0)))
-        return brown.camera(round(w), round(h), file, label)
-    stray = set(given) - set(coefficients)
-    if stray:
-        raise SceneError(
-            f"{label}: camera_model {model} has the distortion {', '.join(sorted(stray))}, which it cannot have",
-            where=file,
-            remedy="set camera_model to FULL_OPENCV, or the coefficients to 0",
-        )
-    if name == "FULL_OPENCV" and not set(given) - {"k1", "k2", "p1", "p2"}:
-        name = "OPENCV"
-    lens = pycolmap.Camera.create_from_model_name(pycolmap.INVALID_CAMERA_ID, name, 1.0, round(w), round(h))
-    head = [fx, fy, values.get("cx", w / 2), values.get("cy", h / 2), *(given.get(key, 0.0) for key in coefficients)]
-    lens.params = (head + [0.0] * len(lens.params))[: len(lens.params)]
-    return lens
 
 
 def _focal(size: float, angle: float | None) -> float | None:

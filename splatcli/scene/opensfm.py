@@ -12,13 +12,12 @@ import scipy
 from numpy.typing import NDArray
 
 from splatcli.config import DataConfig
-from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.foreign_lenses import Brown, angles_of, colmap_camera, nearest_fisheye
 from splatcli.scene.panorama import EQUIRECTANGULAR
-from splatcli.scene.parsing import MAX_BYTES_WITH_POINTS, finite_numbers, lines_of, load_json, viewmat_of
+from splatcli.scene.parsing import MAX_BYTES_WITH_POINTS, lines_of, load_json, viewmat_of
 from splatcli.scene.points import OFF, ImagePoints, RawPoints, stride, with_doubt
-from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
+from splatcli.scene.source import Entry, FixedLens, Problems, Reader, SceneSource, View, path_in_scene
 
 FILE = "reconstruction.json"
 #: Where OpenDroneMap has it, beside its images/.
@@ -39,29 +38,30 @@ _CENTERED = ("brown", "simple_radial", "radial", "fisheye_opencv", "fisheye62", 
 def read_opensfm(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
     """Read the reconstruction with most shots, in its frame: metres east, north and up if there was GPS."""
     file = next(root / place for place in _PLACES if (root / place).is_file())
-    document, notes = _largest(load_json(file, list, _REDO, MAX_BYTES_WITH_POINTS), file)
-    shots, cameras = _table(document, "shots", file), _table(document, "cameras", file)
-    folders = [root / "images", root]
+    whole = Entry(file, remedy=_REDO)
+    document, notes = _largest(load_json(file, list, _REDO, MAX_BYTES_WITH_POINTS), whole)
+    shots, cameras = _table(document, "shots", whole), _table(document, "cameras", whole)
     lenses: dict[str, FixedLens] = {}
     views: list[View] = []
     numbers: dict[str, int] = {}
     for name, shot in shots.items():
         with problems.collect():
-            label = f"shot {name!r}"
+            entry = whole.named(f"shot {name!r}")
             key = shot.get("camera")
             if not isinstance(key, str) or key not in cameras:
-                raise SceneError(f"{label}: its camera {key!r} is not in the file", where=file, remedy=_REDO)
+                raise entry.error(f"its camera {key!r} is not in the file")
             if key not in lenses:
-                lenses[key] = FixedLens(file, f"camera {key!r}", _lens(cameras[key], f"camera {key!r}", file))
-            image, outside = path_in_scene(name, root, file, label, allow_outside=data.allow_outside)
-            viewmat = _viewmat(shot, label, file)
+                label = f"camera {key!r}"
+                lenses[key] = FixedLens(file, label, _lens(cameras[key], whole.named(label)))
+            image, outside = path_in_scene(name, root, entry, allow_outside=data.allow_outside)
+            viewmat = _viewmat(shot, entry)
             numbers[name] = len(views)
-            views.append(View(image, lenses[key], viewmat, label, outside))
-    source = SceneSource(root, file, views, folders, notes=notes)
+            views.append(View(image, lenses[key], viewmat, entry.label, outside))
+    source = SceneSource(root, file, views, [root / "images", root], notes=notes)
     with problems.collect():
-        source.place = _place(document, shots, views, file, notes)
+        source.place = _place(document, shots, source)
     with problems.collect():
-        points, names = _points(document, file, data.max_points)
+        points, names = _points(document, whole, data.max_points)
         tracks = file.with_name(_TRACKS)
         if points is not None and tracks.is_file():
             outlier = _OUTLIER * max((max(lens(0, 0).width, lens(0, 0).height) for lens in lenses.values()), default=1)
@@ -74,44 +74,43 @@ def read_opensfm(root: Path, data: DataConfig, problems: Problems) -> SceneSourc
     return source
 
 
-def _largest(reconstructions: list[Any], file: Path) -> tuple[dict[str, Any], list[str]]:
+def _largest(reconstructions: list[Any], whole: Entry) -> tuple[dict[str, Any], list[str]]:
     """Return the reconstruction with most shots, and a note on the others."""
     if not reconstructions or not all(isinstance(one, dict) for one in reconstructions):
-        raise SceneError("has no reconstruction", where=file, remedy=_REDO)
-    counts = [len(_table(one, "shots", file)) for one in reconstructions]
+        raise whole.error("has no reconstruction")
+    counts = [len(_table(one, "shots", whole)) for one in reconstructions]
     best = counts.index(max(counts))
     others = [str(count) for number, count in enumerate(counts) if number != best]
     notes = [f"the largest reconstruction is used, with {counts[best]} shots; others have {', '.join(others)}"]
     return reconstructions[best], notes if others else []
 
 
-def _table(document: dict[str, Any], key: str, file: Path) -> dict[str, dict[str, Any]]:
+def _table(document: dict[str, Any], key: str, whole: Entry) -> dict[str, dict[str, Any]]:
     found = document.get(key)
     if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
-        raise SceneError(f"has no table {key!r}", where=file, remedy=_REDO)
+        raise whole.error(f"has no table {key!r}")
     return found
 
 
-def _lens(camera: dict[str, Any], label: str, file: Path) -> pycolmap.Camera:
+def _lens(camera: dict[str, Any], entry: Entry) -> pycolmap.Camera:
     """Return the lens in pixels: lengths of the file are in units of the longer side, from the middle of the image."""
     kind = camera.get("projection_type", "perspective")
     if kind not in (*_PLAIN, *_CENTERED, *_SPHERICAL):
-        raise SceneError(
-            f"{label}: cameras of the type {kind!r} are not read, only {', '.join((*_PLAIN, *_CENTERED, *_SPHERICAL))}",
-            where=file,
-            remedy="undistort the images (opensfm undistort) and name the folder undistorted/",
+        raise entry.error(
+            f"cameras of the type {kind!r} are not read, only {', '.join((*_PLAIN, *_CENTERED, *_SPHERICAL))}",
+            "undistort the images (opensfm undistort) and name the folder undistorted/",
         )
 
     def number(key: str, default: float | None = None) -> float:
-        return finite_numbers([camera.get(key, default)], 1, f"{label}: {key}", file, _REDO)[0]
+        return entry.number(camera.get(key, default), key)
 
     width, height = (round(number(key)) for key in ("width", "height"))
     if kind in _SPHERICAL:
-        return colmap_camera(EQUIRECTANGULAR, width, height, [width, height], file, label)
+        return colmap_camera(EQUIRECTANGULAR, width, height, [width, height], entry)
     side = max(width, height)
     focal = [number(key) for key in (("focal", "focal") if kind in _PLAIN else ("focal_x", "focal_y"))]
     if not all(length > 0 for length in focal) or side < 1:
-        raise SceneError(f"{label}: its focal length or its size is not positive", where=file, remedy=_REDO)
+        raise entry.error("its focal length or its size is not positive")
     middle = [0.0, 0.0] if kind in _PLAIN else [number("c_x", 0.0), number("c_y", 0.0)]
     fx, fy = (length * side for length in focal)
     cx, cy = width / 2 + middle[0] * side, height / 2 + middle[1] * side
@@ -120,16 +119,16 @@ def _lens(camera: dict[str, Any], label: str, file: Path) -> pycolmap.Camera:
     p = [number(f"p{i}", 0.0) for i in (1, 2)]
     if kind == "dual":
         mix = number("transition", 0.5)
-        return nearest_fisheye(lambda rays: _dual(rays, head, k, mix), head, width, height, file, label)
+        return nearest_fisheye(lambda rays: _dual(rays, head, k, mix), head, width, height, entry)
     if kind in ("fisheye62", "fisheye624"):
         s = [number(f"s{i}", 0.0) for i in range(4)]
         if not any((k[4], k[5], s[1], s[3])):
             params = [*head, k[0], k[1], *p, k[2], k[3], s[0], s[2]]
-            return colmap_camera("THIN_PRISM_FISHEYE", width, height, params, file, label)
-        return nearest_fisheye(lambda rays: _fisheye624(rays, head, k, p, s), head, width, height, file, label)
+            return colmap_camera("THIN_PRISM_FISHEYE", width, height, params, entry)
+        return nearest_fisheye(lambda rays: _fisheye624(rays, head, k, p, s), head, width, height, entry)
     if kind in ("fisheye", "fisheye_opencv"):
-        return colmap_camera("OPENCV_FISHEYE", width, height, [*head, *k[:4]], file, label)
-    return Brown(fx, fy, cx, cy, k[:3], (p[0], p[1])).camera(width, height, file, label)
+        return colmap_camera("OPENCV_FISHEYE", width, height, [*head, *k[:4]], entry)
+    return Brown(fx, fy, cx, cy, k[:3], (p[0], p[1])).camera(width, height, entry)
 
 
 def _dual(rays: NDArray[np.float64], head: list[float], k: list[float], mix: float) -> NDArray[np.float64]:
@@ -151,49 +150,45 @@ def _fisheye624(
     return np.asarray((x * radial + tangential + prism) * head[:2] + head[2:])
 
 
-def _viewmat(shot: dict[str, Any], label: str, file: Path) -> NDArray[np.float64]:
+def _viewmat(shot: dict[str, Any], entry: Entry) -> NDArray[np.float64]:
     """Return [4, 4], world to camera, of a rotation as axis times angle and a translation."""
-    turn, shift = (
-        np.array(finite_numbers(shot.get(key), 3, f"{label}: {key}", file, _REDO))
-        for key in ("rotation", "translation")
-    )
+    turn, shift = (np.array(entry.numbers(shot.get(key), 3, key)) for key in ("rotation", "translation"))
     rotation = scipy.spatial.transform.Rotation.from_rotvec(turn).as_matrix()
-    return viewmat_of(rotation.T, -rotation.T @ shift, file, label, opengl=False)
+    return viewmat_of(rotation.T, -rotation.T @ shift, entry, opengl=False)
 
 
 def _place(
-    document: dict[str, Any], shots: dict[str, dict[str, Any]], views: list[View], file: Path, notes: list[str]
+    document: dict[str, Any], shots: dict[str, dict[str, Any]], source: SceneSource
 ) -> tuple[float, float, float] | None:
     """Return the latitude, longitude and height of the origin; None where that is not known, which a note says."""
-    reference, where = document.get("reference_lla"), file
+    reference, file = document.get("reference_lla"), source.file
     if reference is None and (beside := file.with_name("reference_lla.json")).is_file():
-        reference, where = load_json(beside, dict, _REDO), beside
+        reference, file = load_json(beside, dict, _REDO), beside
     if not isinstance(reference, dict):
         return None
-    lat, lon, height = (
-        finite_numbers([reference.get(key)], 1, f"reference_lla: {key}", where, _REDO)[0]
-        for key in ("latitude", "longitude", "altitude")
-    )
+    entry = Entry(file, "reference_lla", _REDO)
+    lat, lon, height = (entry.number(reference.get(key), key) for key in ("latitude", "longitude", "altitude"))
     if (lat, lon) == (0.0, 0.0):
         return None  # what is written where no image has a position
     if not (abs(lat) <= 90 and abs(lon) <= 180):
-        raise SceneError(f"reference_lla: {lat:g}, {lon:g} is no place", where=where, remedy=_REDO)
-    if (why := _astray(shots, views, file)) is not None:
-        notes.append(f"{where.name} names the place {lat:.7f}, {lon:.7f}, which is not used: {why}")
+        raise entry.error(f"{lat:g}, {lon:g} is no place")
+    if (why := _astray(shots, source)) is not None:
+        source.notes.append(f"{file.name} names the place {lat:.7f}, {lon:.7f}, which is not used: {why}")
         return None
-    notes.append(f"the scene is in metres east, north and up of {lat:.7f}, {lon:.7f}, {height:.2f} m ({where.name})")
+    where = f"{lat:.7f}, {lon:.7f}, {height:.2f} m ({file.name})"
+    source.notes.append(f"the scene is in metres east, north and up of {where}")
     return lat, lon, height
 
 
-def _astray(shots: dict[str, dict[str, Any]], views: list[View], file: Path) -> str | None:
+def _astray(shots: dict[str, dict[str, Any]], source: SceneSource) -> str | None:
     """Return why cameras are not in metres east and north of the reference; None where they are."""
-    if file.with_name(_TOPOCENTRIC).is_file():
+    if source.file.with_name(_TOPOCENTRIC).is_file():
         return f"OpenDroneMap projected the reconstruction to map coordinates, and keeps the other in {_TOPOCENTRIC}"
-    if len(views) != len(shots):
+    if len(source.views) != len(shots):
         return None  # a problem already
     pairs = [
         (view.center, position)
-        for view, shot in zip(views, shots.values(), strict=True)
+        for view, shot in zip(source.views, shots.values(), strict=True)
         if (position := _gps(shot)) is not None
     ]
     if not pairs:
@@ -236,11 +231,11 @@ def _rows(tracks: Path, points: dict[str, int], numbers: dict[str, int]) -> Iter
                 continue  # no line of OpenSfM's
 
 
-def _points(document: dict[str, Any], file: Path, limit: int) -> tuple[RawPoints | None, dict[str, int]]:
+def _points(document: dict[str, Any], whole: Entry, limit: int) -> tuple[RawPoints | None, dict[str, int]]:
     """Return points, and their rows by their names."""
     if not document.get("points"):
         return None, {}
-    table = _table(document, "points", file)
+    table = _table(document, "points", whole)
     total, points = len(table), list(table)[:: stride(len(table), limit)]
     rows = [table[key] for key in points]
     try:
@@ -249,10 +244,8 @@ def _points(document: dict[str, Any], file: Path, limit: int) -> tuple[RawPoints
         if xyz.shape != (len(rows), 3) or rgb.shape != xyz.shape:
             raise ValueError("not three numbers")
     except (KeyError, TypeError, ValueError) as error:
-        raise SceneError(
-            f"a point has no coordinates or no color of three numbers ({error!r})", where=file, remedy=_REDO
-        ) from None
-    found = RawPoints(xyz, np.clip(np.nan_to_num(rgb), 0, 255).astype(np.uint8), file, total)
+        raise whole.error(f"a point has no coordinates or no color of three numbers ({error!r})") from None
+    found = RawPoints(xyz, np.clip(np.nan_to_num(rgb), 0, 255).astype(np.uint8), whole.file, total)
     return found, {name: row for row, name in enumerate(points)}
 
 

@@ -17,9 +17,9 @@ from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.find_images import is_file
 from splatcli.scene.foreign_lenses import MAX_SKEW, Brown, angles_of, nearest_fisheye
-from splatcli.scene.parsing import ImageNames, finite_numbers, load_json, only_one, viewmat_of, with_suffix
+from splatcli.scene.parsing import ImageNames, load_json, only_one, turn_about, viewmat_of, with_suffix
 from splatcli.scene.points import ImagePoints, RawPoints, stride, with_doubt
-from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
+from splatcli.scene.source import Entry, FixedLens, Problems, Reader, SceneSource, View, path_in_scene
 from splatcli.sizes import counted
 
 FILES = "a project in the Open Photogrammetry Format (.opf)"
@@ -42,18 +42,17 @@ _FIRST_OF_RANGE, _RANGE_SHIFT = np.uint64((1 << 40) - 1), np.uint64(40)
 
 @dataclass(frozen=True, slots=True)
 class _Project:
-    """A project's file, and the files of its items by type and format."""
+    """A project's file, and the files of its items by format."""
 
-    root: Path
     file: Path
     resources: dict[str, list[Path]]
 
-    def load(self, kind: str, what: str) -> list[tuple[Path, dict[str, Any]]]:
+    def load(self, kind: str, what: str) -> list[tuple[Entry, dict[str, Any]]]:
         """Return the JSON resources of a format. Raises SceneError when there is none."""
         files = self.resources.get(kind, [])
         if not files:
             raise SceneError(f"has no {what}", where=self.file, remedy=f"calibrate the project, and {_EXPORT}")
-        return [(file, load_json(file, dict, _EXPORT)) for file in files]
+        return [(Entry(file, remedy=_EXPORT), load_json(file, dict, _EXPORT)) for file in files]
 
 
 def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
@@ -61,30 +60,30 @@ def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
     project = _project(root)
     images = _images(project)
     sizes, known = _inputs(project)
-    (file, calibrated), *others = project.load(_CAMERAS, "calibrated cameras")
-    sensors = {_id(sensor, file, "a sensor"): sensor for sensor in _list(calibrated, "sensors", file)}
-    folders = [root, root / "images"]
-    names = ImageNames([root / data.images] if data.images else folders[::-1])
+    (whole, calibrated), *others = project.load(_CAMERAS, "calibrated cameras")
+    sensors = {_id(sensor, whole, "a sensor"): sensor for sensor in _list(calibrated, "sensors", whole)}
+    names = ImageNames(root, data)
     lenses: dict[int, FixedLens] = {}
     views: list[View] = []
     notes: list[str] = []
     numbers: dict[int, int] = {}
     rolling = 0
-    for camera in _list(calibrated, "cameras", file):
+    for camera in _list(calibrated, "cameras", whole):
         with problems.collect():
-            number = _id(camera, file, "a camera")
-            label = f"camera {number}"
+            number = _id(camera, whole, "a camera")
+            entry = whole.named(f"camera {number}")
             rolling += any(camera.get("rolling_shutter") or ())
-            uri, listed = images.get(number, ("", file))
+            uri, listed = images.get(number, ("", whole))
             if not uri:
-                raise SceneError(f"{label}: it is not in the project's list of cameras", where=file, remedy=_EXPORT)
-            sensor = _id(camera, file, label, "sensor_id")
+                raise entry.error("it is not in the project's list of cameras")
+            sensor = _id(camera, whole, entry.label, "sensor_id")
             if sensor not in lenses:
-                lenses[sensor] = _lens(sensors.get(sensor), sensor, sizes, file, notes)
-            view = _view(camera, label, lenses[sensor], _image(uri, listed, root, label, data, names), file)
+                lens = _lens(sensors.get(sensor), sizes.get(sensor), whole.named(f"sensor {sensor}"), notes)
+                lenses[sensor] = FixedLens(whole.file, f"sensor {sensor}", lens)
+            image, outside = _image(uri, root, listed.named(entry.label), data, names)
             numbers[number] = len(views)
-            views.append(view)
-    source = SceneSource(root, file, views, folders, notes=notes)
+            views.append(View(image, lenses[sensor], _viewmat(camera, entry), f"{entry.label} {image!r}", outside))
+    source = SceneSource(root, whole.file, views, [root, root / "images"], notes=notes)
     if (count := len(known & images.keys()) - len(views)) > 0:
         uncalibrated = counted(count, "image of the project is", "images of the project are")
         source.notes.append(f"{uncalibrated} not calibrated")
@@ -92,7 +91,7 @@ def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
         shutter = f"the rolling shutter of {counted(rolling, 'image')}"
         source.notes.append(f"{shutter} is known to the project, and is not corrected")
     if others:
-        source.notes.append(f"the project has {1 + len(others)} calibrations; {file.name} is used")
+        source.notes.append(f"the project has {1 + len(others)} calibrations; {whole.file.name} is used")
     with problems.collect():
         source.notes += _frame_notes(project)
     with problems.collect():
@@ -126,7 +125,8 @@ def _frame_notes(project: _Project) -> list[str]:
                 "(base_to_canonical), so that the scene has no place on the Earth"
             )
             continue
-        shift = _numbers(moved if isinstance(moved, dict) else {}, "shift", 3, file, "base_to_canonical")
+        entry = Entry(file, "base_to_canonical", _EXPORT)
+        shift = _numbers(moved if isinstance(moved, dict) else {}, "shift", 3, entry)
         origin = ", ".join(f"{-value:.3f}" for value in shift)
         notes.append(
             f"the origin is ({origin}) of {name}, whose axes are the map's, not east "
@@ -136,124 +136,118 @@ def _frame_notes(project: _Project) -> list[str]:
 
 
 def _project(root: Path) -> _Project:
-    file = only_one(with_suffix(root, ".opf"), "OPF projects")
-    document = load_json(file, dict, _EXPORT)
+    whole = Entry(only_one(with_suffix(root, ".opf"), "OPF projects"), remedy=_EXPORT)
+    document = load_json(whole.file, dict, _EXPORT)
     resources: dict[str, list[Path]] = {}
-    for item in _list(document, "items", file):
-        for resource in _list(item, "resources", file):
+    for item in _list(document, "items", whole):
+        for resource in _list(item, "resources", whole):
             kind, uri = resource.get("format"), resource.get("uri")
             if kind not in _READ or not isinstance(uri, str):
                 continue
-            name, _ = path_in_scene(unquote(uri), root, file, "a resource", allow_outside=False)
+            name, _ = path_in_scene(unquote(uri), root, whole.named("a resource"), allow_outside=False)
             # Of point clouds those of the calibration come first, its tie points.
             resources.setdefault(kind, []).insert(0 if item.get("type") == "calibration" else 1 << 30, root / name)
-    return _Project(root, file, resources)
+    return _Project(whole.file, resources)
 
 
-def _list(document: dict[str, Any], key: str, file: Path) -> list[dict[str, Any]]:
+def _list(document: dict[str, Any], key: str, entry: Entry) -> list[dict[str, Any]]:
     found = document.get(key)
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise SceneError(f"has no list {key!r}", where=file, remedy=_EXPORT)
+        raise entry.error(f"has no list {key!r}")
     return found
 
 
-def _id(document: dict[str, Any], file: Path, what: str, key: str = "id") -> int:
+def _id(document: dict[str, Any], entry: Entry, what: str, key: str = "id") -> int:
     """Return an identifier, a whole number of 64 bits, which a float would round."""
     number = document.get(key)
     if not isinstance(number, int):
-        raise SceneError(f"{what} has no number ({key!r})", where=file, remedy=_EXPORT)
+        raise entry.error(f"{what} has no number ({key!r})")
     return number
 
 
-def _images(project: _Project) -> dict[int, tuple[str, Path]]:
+def _images(project: _Project) -> dict[int, tuple[str, Entry]]:
     """Return where the image of each camera is, and the file that says so."""
     found = {}
-    for file, document in project.load(_LIST, "list of cameras"):
-        for camera in _list(document, "cameras", file):
-            found[_id(camera, file, "a camera")] = (str(camera.get("uri", "")), file)
+    for whole, document in project.load(_LIST, "list of cameras"):
+        for camera in _list(document, "cameras", whole):
+            found[_id(camera, whole, "a camera")] = (str(camera.get("uri", "")), whole)
     return found
 
 
 def _inputs(project: _Project) -> tuple[dict[int, tuple[int, int]], set[int]]:
     """Return the width and height of the images of each sensor, and the numbers of the cameras, depth maps left out."""
     sizes, cameras = {}, set()
-    for file, document in project.load(_INPUT, "input cameras"):
-        for sensor in _list(document, "sensors", file):
-            width, height = _numbers(sensor, "image_size_px", 2, file, "a sensor")
-            sizes[_id(sensor, file, "a sensor")] = (round(width), round(height))
-        for capture in _list(document, "captures", file):
-            cameras |= {_id(camera, file, "a camera") for camera in _list(capture, "cameras", file)}
+    for whole, document in project.load(_INPUT, "input cameras"):
+        for sensor in _list(document, "sensors", whole):
+            width, height = _numbers(sensor, "image_size_px", 2, whole.named("a sensor"))
+            sizes[_id(sensor, whole, "a sensor")] = (round(width), round(height))
+        for capture in _list(document, "captures", whole):
+            cameras |= {_id(camera, whole, "a camera") for camera in _list(capture, "cameras", whole)}
     return sizes, cameras
 
 
-def _image(
-    uri: str, listed: Path, root: Path, label: str, data: DataConfig, names: ImageNames
-) -> tuple[str, str | None]:
-    """Return the name of the image of a URI, relative to the scene where it is below that."""
+def _image(uri: str, root: Path, entry: Entry, data: DataConfig, names: ImageNames) -> tuple[str, str | None]:
+    """Return the name of the image of a URI, relative to the scene where it is below that.
+
+    entry: of the file that has the URI.
+    """
     parts = urlsplit(uri)
     path = unquote(parts.path)
     if parts.fragment.startswith("page=") and parts.fragment not in ("page=0", "page="):
-        raise SceneError(
-            f"{label}: its image is not the first one of {path!r} ({parts.fragment}), and only that is read",
-            where=listed,
-            remedy="export the images as separate files",
-        )
+        what = f"its image is not the first one of {path!r} ({parts.fragment}), and only that is read"
+        raise entry.error(what, "export the images as separate files")
     if parts.scheme or path.startswith("/"):
         # The place on the machine that wrote the project; here the image lies in the folder, or in its images/.
         return names(path), None
-    inside = os.path.relpath(listed.parent / path.replace("\\", "/"), root)
+    inside = os.path.relpath(entry.file.parent / path.replace("\\", "/"), root)
     if inside.startswith(os.pardir) and not data.allow_outside and is_file(names.folder / (found := names(path))):
         return found, None  # the project was moved without the folders around it
-    return path_in_scene(Path(inside).as_posix(), root, listed, label, allow_outside=data.allow_outside)
+    return path_in_scene(Path(inside).as_posix(), root, entry, allow_outside=data.allow_outside)
 
 
 def _lens(
-    sensor: dict[str, Any] | None, number: int, sizes: dict[int, tuple[int, int]], file: Path, notes: list[str]
-) -> FixedLens:
-    label = f"sensor {number}"
+    sensor: dict[str, Any] | None, size: tuple[int, int] | None, entry: Entry, notes: list[str]
+) -> pycolmap.Camera:
     internals = (sensor or {}).get("internals")
-    if not isinstance(internals, dict) or number not in sizes:
-        raise SceneError(f"{label}: its calibration or its size is not in the project", where=file, remedy=_EXPORT)
+    if not isinstance(internals, dict) or size is None:
+        raise entry.error("its calibration or its size is not in the project")
     kind = internals.get("type")
     if kind == "fisheye":
-        return FixedLens(file, label, _fisheye(internals, sizes[number], file, label, notes))
+        return _fisheye(internals, size, entry, notes)
     if kind != "perspective":
-        raise SceneError(
-            f"{label}: cameras of the type {kind!r} are not read, only 'perspective' and 'fisheye'",
-            where=file,
-            remedy="export undistorted images with their cameras, for example as a COLMAP model",
+        raise entry.error(
+            f"cameras of the type {kind!r} are not read, only 'perspective' and 'fisheye'",
+            "export undistorted images with their cameras, for example as a COLMAP model",
         )
-    focal = finite_numbers([internals.get("focal_length_px")], 1, f"{label}: focal_length_px", file, _EXPORT)[0]
-    center = _numbers(internals, "principal_point_px", 2, file, label)
-    radial = _numbers(internals, "radial_distortion", 3, file, label)
-    tangential = _numbers(internals, "tangential_distortion", 2, file, label)
-    lens = Brown(focal, focal, center[0], center[1], radial, tangential)
-    return FixedLens(file, label, lens.camera(*sizes[number], file, label))
+    focal = entry.number(internals.get("focal_length_px"), "focal_length_px")
+    center = _numbers(internals, "principal_point_px", 2, entry)
+    radial = _numbers(internals, "radial_distortion", 3, entry)
+    tangential = _numbers(internals, "tangential_distortion", 2, entry)
+    return Brown(focal, focal, center[0], center[1], radial, tangential).camera(*size, entry)
 
 
-def _fisheye(
-    internals: dict[str, Any], size: tuple[int, int], file: Path, label: str, notes: list[str]
-) -> pycolmap.Camera:
+def _fisheye(internals: dict[str, Any], size: tuple[int, int], entry: Entry, notes: list[str]) -> pycolmap.Camera:
     """Return the lens of Pix4D's fisheye model: a polynomial in the angle, 1 at a right angle, then an affine map."""
-    center = np.array(_numbers(internals, "principal_point_px", 2, file, label))
-    affine = np.array(_numbers(internals, "affine", 4, file, label)).reshape(2, 2)
+    center = np.array(_numbers(internals, "principal_point_px", 2, entry))
+    affine = np.array(_numbers(internals, "affine", 4, entry)).reshape(2, 2)
     listed = internals.get("polynomial")
     count = len(listed) if isinstance(listed, list) else 0
-    polynomial = np.array(finite_numbers(listed, max(2, count), f"{label}: polynomial", file, _EXPORT))
+    polynomial = np.array(entry.numbers(listed, max(2, count), "polynomial"))
     scale = np.diag(affine)
     focal = scale * polynomial[1] * 2 / np.pi
     if not (focal > 0).all():
-        raise SceneError(f"{label}: its focal length is not positive", where=file, remedy=_EXPORT)
+        raise entry.error("its focal length is not positive")
     reach = np.maximum(center, size - center)
     shift = float(max(abs(affine[0, 1]) * reach[1] / scale[1], abs(affine[1, 0]) * reach[0] / scale[0]))
     if shift > MAX_SKEW:
-        raise SceneError(
-            f"{label}: its affine map skews the image by {shift:.2g} pixels at the edge, which COLMAP's models lack",
-            where=file,
-            remedy="calibrate with a symmetric affine map, or export undistorted images",
+        raise entry.error(
+            f"its affine map skews the image by {shift:.2g} pixels at the edge, which COLMAP's models lack",
+            "calibrate with a symmetric affine map, or export undistorted images",
         )
     if shift:
-        notes.append(f"{label}: the skew of its affine map is left out, which shifts the edge by {shift:.2g} pixels")
+        notes.append(
+            f"{entry.label}: the skew of its affine map is left out, which shifts the edge by {shift:.2g} pixels"
+        )
 
     def project(rays: NDArray[np.float64]) -> NDArray[np.float64]:
         angles = angles_of(rays)
@@ -261,22 +255,18 @@ def _fisheye(
         radius = np.polynomial.polynomial.polyval(angle * 2 / np.pi, polynomial)
         return np.asarray(angles / angle * radius * scale + center)
 
-    return nearest_fisheye(project, [*focal, *center], *size, file, label)
+    return nearest_fisheye(project, [*focal, *center], *size, entry)
 
 
-def _numbers(document: dict[str, Any], key: str, count: int, file: Path, label: str) -> list[float]:
-    return finite_numbers(document.get(key), count, f"{label}: {key}", file, _EXPORT)
+def _numbers(document: dict[str, Any], key: str, count: int, entry: Entry) -> list[float]:
+    return entry.numbers(document.get(key), count, key)
 
 
-def _view(camera: dict[str, Any], label: str, lens: FixedLens, image: tuple[str, str | None], file: Path) -> View:
-    center = np.array(_numbers(camera, "position", 3, file, label))
-    w, p, k = np.radians(_numbers(camera, "orientation_deg", 3, file, label))
-    about_x = np.array([[1.0, 0.0, 0.0], [0.0, np.cos(w), -np.sin(w)], [0.0, np.sin(w), np.cos(w)]])
-    about_y = np.array([[np.cos(p), 0.0, np.sin(p)], [0.0, 1.0, 0.0], [-np.sin(p), 0.0, np.cos(p)]])
-    about_z = np.array([[np.cos(k), -np.sin(k), 0.0], [np.sin(k), np.cos(k), 0.0], [0.0, 0.0, 1.0]])
-    # From an image frame with x to the right, y up and z back.
-    viewmat = viewmat_of(about_x @ about_y @ about_z, center, file, label, opengl=True)
-    return View(image[0], lens, viewmat, f"{label} {image[0]!r}", image[1])
+def _viewmat(camera: dict[str, Any], entry: Entry) -> NDArray[np.float64]:
+    """Return [4, 4], world to camera. Angles lead from an image frame with x to the right, y up and z back."""
+    center = np.array(_numbers(camera, "position", 3, entry))
+    omega, phi, kappa = np.radians(_numbers(camera, "orientation_deg", 3, entry))
+    return viewmat_of(turn_about(0, omega) @ turn_about(1, phi) @ turn_about(2, kappa), center, entry, opengl=True)
 
 
 def _points(project: _Project, limit: int, numbers: dict[int, int]) -> tuple[RawPoints | None, ImagePoints]:
@@ -340,7 +330,7 @@ def _accessor(document: dict[str, Any], index: int, file: Path, step: int) -> ND
     accessor = document["accessors"][index]
     view = document["bufferViews"][accessor["bufferView"]]
     uri = document["buffers"][view["buffer"]]["uri"]
-    name, _ = path_in_scene(unquote(uri), file.parent, file, "a buffer", allow_outside=False)
+    name, _ = path_in_scene(unquote(uri), file.parent, Entry(file, "a buffer"), allow_outside=False)
     kinds: dict[int, np.dtype[Any]] = {_FLOAT: np.dtype("<f4"), _UBYTE: np.dtype("u1"), _UINT: np.dtype("<u4")}
     kind = kinds[accessor["componentType"]]
     width, count = _WIDTHS[accessor["type"]], accessor["count"]

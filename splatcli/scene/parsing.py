@@ -5,23 +5,23 @@ from __future__ import annotations
 import codecs
 import io
 import json
-import math
 import re
 import unicodedata
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.progress import report
 from splatcli.scene.find_images import SUFFIXES, UNREAD_SUFFIXES, images_below, is_file
 from splatcli.scene.points import RawPoints, read_points_ply
-from splatcli.scene.source import rigid_pose
+from splatcli.scene.source import Entry, rigid_pose
 
 #: OpenGL camera axes (x right, y up, z back) to OpenCV's (x right, y down, z forward).
 _FLIP = np.array([1.0, -1.0, -1.0])
@@ -40,25 +40,35 @@ _POINTS = ("points", "sparse", "sparse_pc", "points3D", "tie_points", "pointclou
 
 
 def viewmat_of(
-    rotation: NDArray[np.float64], center: NDArray[np.float64], where: object, label: str, *, opengl: bool
+    rotation: NDArray[np.float64], center: NDArray[np.float64], entry: Entry, *, opengl: bool
 ) -> NDArray[np.float64]:
     """Return [4, 4], world to camera, OpenCV axes, of camera to world [3, 3] and a position [3]. Raises SceneError."""
-    pose = rigid_pose(rotation * _FLIP if opengl else rotation, center, where, label)
+    pose = rigid_pose(rotation * _FLIP if opengl else rotation, center, entry)
     viewmat = np.eye(4)
     viewmat[:3, :3] = pose[:3, :3].T
     viewmat[:3, 3] = -pose[:3, :3].T @ center
     return viewmat
 
 
+def turn_about(axis: int, angle: float) -> NDArray[np.float64]:
+    """Return [3, 3], the rotation about x (0), y (1) or z (2) by an angle in radians."""
+    turn = np.eye(3)
+    i, j = (axis + 1) % 3, (axis + 2) % 3
+    turn[i, i] = turn[j, j] = np.cos(angle)
+    turn[j, i] = np.sin(angle)
+    turn[i, j] = -turn[j, i]
+    return turn
+
+
 class ImageNames:
     """Finds the images that programs name by labels without ending, or by paths of the machine that they ran on.
 
-    folders: where images may be; the first that holds any image is searched, with the folders below it.
+    It searches ``data.images``, else images/ or, where that holds no image, the scene's folder; with folders below.
     """
 
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._folders = folders
-        self.folder = folders[0]
+    def __init__(self, root: Path, data: DataConfig) -> None:
+        self._folders = [root / data.images] if data.images else [root / "images", root]
+        self.folder = self._folders[0]
         self._found: dict[str, list[str]] | None = None
 
     def __call__(self, label: str) -> str:
@@ -216,18 +226,6 @@ def parse_xml(file: Path, remedy: str) -> ET.Element:
         raise SceneError(f"not valid XML: {error}", where=f"{file}:{line}:{column + 1}", remedy=remedy) from None
     except (LookupError, ValueError) as error:  # an encoding that its declaration names
         raise SceneError(f"cannot be read: {error}", where=file, remedy="write it again as UTF-8") from None
-
-
-def finite_numbers(values: object, count: int, what: str, file: Path, remedy: str) -> list[float]:
-    """Return the numbers of a list from JSON. Raises SceneError for all else, and for numbers beyond any double."""
-    usable = isinstance(values, list) and len(values) == count and all(type(one) in (int, float) for one in values)
-    try:
-        found = [float(one) for one in values] if usable else []  # type: ignore[attr-defined]  # narrowed by usable
-    except OverflowError:
-        found = []
-    if not usable or len(found) != count or not all(map(math.isfinite, found)):
-        raise SceneError(f"{what} is not {'a number' if count == 1 else f'{count} numbers'}", where=file, remedy=remedy)
-    return found
 
 
 def read_text(file: Path) -> str:

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
+from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.find_images import SUFFIXES, is_file
 from splatcli.scene.foreign_lenses import colmap_camera
-from splatcli.scene.parsing import finite_numbers, load_json, viewmat_of, with_suffix
-from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View
+from splatcli.scene.parsing import load_json, viewmat_of, with_suffix
+from splatcli.scene.source import Entry, FixedLens, Problems, Reader, SceneSource, View
 from splatcli.sizes import counted
 
 POLYCAM_FILES = "keyframes/ of Polycam"
@@ -59,21 +60,18 @@ def _keyframes(keyframes: Path) -> tuple[str, str]:
 
 def _keyframe(file: Path, images: Path) -> View:
     document = load_json(file, dict, _POLYCAM_EXPORT)
-    label = f"keyframe {file.stem}"
+    whole, entry = Entry(file, remedy=_POLYCAM_EXPORT), Entry(file, f"keyframe {file.stem}")
     keys = [f"t_{row}{column}" for row in range(3) for column in range(4)]
-    matrix = np.array(finite_numbers([document.get(key) for key in keys], 12, "t_00 to t_23", file, _POLYCAM_EXPORT))
-    fx, fy, cx, cy, width, height = finite_numbers(
-        [document.get(key) for key in _LENS], 6, ", ".join(_LENS), file, _POLYCAM_EXPORT
-    )
-    lens = FixedLens(file, label, colmap_camera("PINHOLE", round(width), round(height), [fx, fy, cx, cy], file, label))
-    c2w = matrix.reshape(3, 4)
+    c2w = np.array(whole.numbers([document.get(key) for key in keys], 12, "t_00 to t_23")).reshape(3, 4)
+    *params, width, height = whole.numbers([document.get(key) for key in _LENS], 6, ", ".join(_LENS))
+    lens = FixedLens(file, entry.label, colmap_camera("PINHOLE", round(width), round(height), params, entry))
     name = next((f"{file.stem}{suffix}" for suffix in SUFFIXES if is_file(images / f"{file.stem}{suffix}")), None)
     depth = images.parent / "depth" / f"{file.stem}.png"
     return View(
         name or f"{file.stem}.jpg",
         lens,
-        viewmat_of(c2w[:, :3], c2w[:, 3], file, label, opengl=True),
-        label,
+        viewmat_of(c2w[:, :3], c2w[:, 3], entry, opengl=True),
+        entry.label,
         depth=f"keyframes/depth/{file.stem}.png" if is_file(depth) else None,
     )
 
@@ -82,24 +80,24 @@ def read_record3d(root: Path, data: DataConfig, problems: Problems) -> SceneSour
     """Read the frames of a recording in ARKit's metres with y up; the images are numbered as the poses are."""
     file = _metadata(root)
     assert file is not None
-    document = load_json(file, dict, _RECORD3D_EXPORT)
+    whole, document = Entry(file, remedy=_RECORD3D_EXPORT), load_json(file, dict, _RECORD3D_EXPORT)
     poses = document.get("poses")
     if not isinstance(poses, list) or not poses:
-        raise SceneError("has no list 'poses'", where=file, remedy=_RECORD3D_EXPORT)
-    folder, names = _numbered(root, file, len(poses))
-    width, height = finite_numbers([document.get("w"), document.get("h")], 2, "w and h", file, _RECORD3D_EXPORT)
-    shared, own = _intrinsics(document, file), document.get("perFrameIntrinsicCoeffs")
+        raise whole.error("has no list 'poses'")
+    folder, names = _numbered(root, whole, len(poses))
+    width, height = whole.numbers([document.get("w"), document.get("h")], 2, "w and h")
+    shared, own = _intrinsics(document, whole), document.get("perFrameIntrinsicCoeffs")
     views = []
     for i, pose in enumerate(poses):
         with problems.collect():
-            label = f"frame {i}"
+            entry = whole.named(f"frame {i}")
             values = shared
             if isinstance(own, list) and i < len(own):
-                values = finite_numbers(own[i], 4, f"perFrameIntrinsicCoeffs[{i}]", file, _RECORD3D_EXPORT)
-            lens = FixedLens(file, label, colmap_camera("PINHOLE", round(width), round(height), values, file, label))
-            numbers = np.array(finite_numbers(pose, 7, f"poses[{i}]", file, _RECORD3D_EXPORT))
-            viewmat = viewmat_of(_rotation(numbers[:4], label, file), numbers[4:], file, label, opengl=True)
-            views.append(View(names.get(i, f"{i}.jpg"), lens, viewmat, label))
+                values = whole.numbers(own[i], 4, f"perFrameIntrinsicCoeffs[{i}]")
+            lens = FixedLens(file, entry.label, colmap_camera("PINHOLE", round(width), round(height), values, entry))
+            numbers = np.array(whole.numbers(pose, 7, f"poses[{i}]"))
+            viewmat = viewmat_of(_rotation(numbers[:4], entry), numbers[4:], entry, opengl=True)
+            views.append(View(names.get(i, f"{i}.jpg"), lens, viewmat, entry.label))
     source = SceneSource(root, file, views, [folder], tolerant=True)
     if (count := sum(number >= len(poses) for number in names)) > 0:
         what = "of the recording without a pose"
@@ -107,7 +105,7 @@ def read_record3d(root: Path, data: DataConfig, problems: Problems) -> SceneSour
     return source
 
 
-def _numbered(root: Path, file: Path, count: int) -> tuple[Path, dict[int, str]]:
+def _numbered(root: Path, whole: Entry, count: int) -> tuple[Path, dict[int, str]]:
     """Return the folder of the images, and their names by the number of their pose, of ``count``."""
     for name in ("rgb", "rgbd"):
         folder = root / name
@@ -118,30 +116,21 @@ def _numbered(root: Path, file: Path, count: int) -> tuple[Path, dict[int, str]]
                 # Copies of the images may be counted from 1.
                 first = int(names.keys() == {*range(1, count + 1)})
                 return folder, {number - first: image for number, image in names.items()}
-    raise SceneError("has no numbered images in rgb/ or rgbd/ beside it", where=file, remedy=_RECORD3D_EXPORT)
+    raise whole.error("has no numbered images in rgb/ or rgbd/ beside it")
 
 
-def _intrinsics(document: dict[str, Any], file: Path) -> list[float]:
+def _intrinsics(document: dict[str, Any], whole: Entry) -> list[float]:
     """Return fx, fy, cx, cy of K, whose columns follow one another; its rows do in files that were written again."""
-    k = finite_numbers(document.get("K"), 9, "K", file, _RECORD3D_EXPORT)
+    k = whole.numbers(document.get("K"), 9, "K")
     return [k[0], k[4], k[2], k[5]] if not any(k[6:8]) else [k[0], k[4], k[6], k[7]]
 
 
-def _rotation(quaternion: NDArray[np.float64], label: str, file: Path) -> NDArray[np.float64]:
+def _rotation(quaternion: NDArray[np.float64], entry: Entry) -> NDArray[np.float64]:
     """Return [3, 3], the rotation of a quaternion x, y, z, w. Raises SceneError unless its length is about 1."""
     length = float(np.linalg.norm(quaternion))
     if not abs(length - 1) < 0.01:
-        raise SceneError(
-            f"{label}: the quaternion of its pose is {length:.3g} long, expected 1", where=file, remedy=_RECORD3D_EXPORT
-        )
-    x, y, z, w = quaternion / length
-    return np.array(
-        [
-            [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
-            [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
-            [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
-        ]
-    )
+        raise entry.error(f"the quaternion of its pose is {length:.3g} long, expected 1")
+    return np.asarray(pycolmap.Rotation3d(quaternion / length).matrix())
 
 
 def _is_polycam(root: Path) -> bool:

@@ -7,11 +7,10 @@ Epic's "RealityCapture XMP Camera Math" say what the numbers mean.
 from __future__ import annotations
 
 import csv
-import math
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.find_images import images_below
-from splatcli.scene.foreign_lenses import Brown
+from splatcli.scene.foreign_lenses import MAX_SKEW, Brown
 from splatcli.scene.parsing import (
     ImageNames,
     check_size,
@@ -30,14 +29,16 @@ from splatcli.scene.parsing import (
     parse_xml,
     points_beside,
     read_text,
+    turn_about,
     viewmat_of,
     with_suffix,
 )
-from splatcli.scene.source import Problems, Reader, SceneSource, View
+from splatcli.scene.source import Entry, Problems, Reader, SceneSource, View
 from splatcli.sizes import counted
 
 FILES = "cameras of RealityCapture (CSV or XMP)"
 _EXPORT = "export the registration again as Internal/External camera parameters"
+_EDIT_LINE = "correct or remove that line"
 _EXPORT_XMP = "export the XMP files again: Alignment, Export, Metadata (XMP), with camera poses"
 #: Names of the columns in the newer files -> those in the older ones.
 _NAMES = {"yaw": "heading", "f_35mm": "f", "px_norm": "px", "py_norm": "py"}
@@ -65,8 +66,6 @@ _XCR = "http://www.capturingreality.com/ns/xcr/"
 _BROWN = ("perspective", "brown3", "brown4", "brown3t2", "brown4t2")
 #: The part of the images that must have an XMP file: fewer are remains, and the folder holds images without cameras.
 _LEAST_SHARE = 0.25
-#: Pixels by which a skewed or stretched pixel grid may shift the image's edge, which is not corrected.
-_MAX_SHIFT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +87,16 @@ class FilmLens:
     def __call__(self, width: int, height: int) -> pycolmap.Camera:
         side = max(width, height)
         shift = max(abs(self.skew) / self.focal, abs(self.aspect - 1.0)) * side / 2
-        if shift > _MAX_SHIFT:
-            raise SceneError(
-                f"{self.label}: its pixels are skewed or stretched (skew {self.skew:g}, aspect ratio {self.aspect:g}), "
-                f"by {shift:.2g} pixels at the edge, which is not corrected",
-                where=self.file,
-                remedy="align with a distortion model without K+, or export undistorted images",
+        if shift > MAX_SKEW:
+            raise Entry(self.file, self.label).error(
+                f"its pixels are skewed or stretched (skew {self.skew:g}, aspect ratio {self.aspect:g}), by "
+                f"{shift:.2g} pixels at the edge, which is not corrected",
+                "align with a distortion model without K+, or export undistorted images",
             )
         focal = self.focal * side
         center = (width / 2 + self.offset[0] * side, height / 2 + self.offset[1] * side)
-        return Brown(focal, focal, *center, self.radial, self.tangential).camera(width, height, self.file, self.label)
+        lens = Brown(focal, focal, *center, self.radial, self.tangential)
+        return lens.camera(width, height, Entry(self.file, self.label))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,24 +116,22 @@ class PixelLens:
     def __call__(self, width: int, height: int) -> pycolmap.Camera:
         x, y = self.center
         if max(abs(x / width - 0.5), abs(y / height - 0.5)) > _OFF_MIDDLE:
-            raise SceneError(
-                f"{self.label}: its principal point ({x:g}, {y:g}) is not near the middle of its {width}x{height} "
-                f"pixels: the table is of images of about {2 * x:.0f}x{2 * y:.0f}",
-                where=self.file,
-                remedy="use the images that were aligned, at their size; or export Internal/External camera "
-                "parameters, which suit every size",
+            raise Entry(self.file, self.label).error(
+                f"its principal point ({x:g}, {y:g}) is not near the middle of its {width}x{height} pixels: the table "
+                f"is of images of about {2 * x:.0f}x{2 * y:.0f}",
+                "use the images that were aligned, at their size; or export Internal/External camera parameters, which "
+                "suit every size",
             )
         lens = Brown(self.focal, self.focal, *self.center, self.radial, self.tangential)
-        return lens.camera(width, height, self.file, self.label)
+        return lens.camera(width, height, Entry(self.file, self.label))
 
 
 def read_realitycapture(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
     """Read the cameras of the table, else of the XMP files, in their coordinates: z up, x east, y north if placed."""
-    folders = [root / "images", root]
-    names = ImageNames([root / data.images] if data.images else folders)
     files = _files(root)
     if not files:
-        return _read_xmp(root, data, folders, names, problems)
+        return _read_xmp(root, data, problems)
+    names = ImageNames(root, data)
     file = only_one(files, "RealityCapture cameras")
     check_size(file)
     views = []
@@ -142,10 +139,14 @@ def read_realitycapture(root: Path, data: DataConfig, problems: Problems) -> Sce
     opencv = rows[0][1].keys() >= _NEEDED_OPENCV
     for line, row in rows:
         with problems.collect():
-            views.append((_view_opencv if opencv else _view)(row, file, line, names))
+            entry = Entry(file, f"camera {row['name']!r}", _EDIT_LINE, line)
+            if not row["name"]:
+                raise entry.named("").error("has no name of an image")
+            lens, viewmat = (_described_opencv if opencv else _described)(row, entry)
+            views.append(View(names(row["name"]), lens, viewmat, entry.label))
     if not opencv:
         _check_metres(views, file)
-    source = SceneSource(root, file, views, folders)
+    source = SceneSource(root, file, views, [root / "images", root])
     with problems.collect():
         source.points = points_beside(file, data.max_points)
     return source
@@ -201,72 +202,41 @@ def _rows(file: Path) -> list[tuple[int, dict[str, str]]]:
     return rows
 
 
-def _view(row: dict[str, str], file: Path, line: int, names: ImageNames) -> View:
-    where = f"{file}:{line}"
-    label = _label(row, where)
-    values = {name: _number(row, name, where, label) for name in (_NEEDED - {"name"})}
-    values |= {name: _number(row, name, where, label) if name in row else 0.0 for name in _OPTIONAL}
+def _described(row: dict[str, str], entry: Entry) -> tuple[FilmLens, NDArray[np.float64]]:
+    """Return the lens and the pose, [4, 4] world to camera, of a row with angles."""
+    used = _NEEDED.union(_OPTIONAL) - {"name"}
+    values = dict.fromkeys(_OPTIONAL, 0.0) | {n: entry.text_number(text, n) for n, text in row.items() if n in used}
     coefficients = [values[name] for name in _COEFFICIENTS]
-    lens = _lens(values["f"], (values["px"], values["py"]), coefficients, file, where, label)
-    rotation = _rotation(values["heading"], values["pitch"], values["roll"])
+    lens = _lens(values["f"], (values["px"], values["py"]), coefficients, entry)
+    # Camera to world, OpenGL axes: zeros look down, the upper edge north; heading is clockwise.
+    heading, pitch, roll = np.radians([-values["heading"], values["pitch"], values["roll"]])
+    rotation = turn_about(2, heading) @ turn_about(0, pitch) @ turn_about(1, roll)
     center = np.array([values["x"], values["y"], values["alt"]])
-    return View(names(row["name"]), lens, viewmat_of(rotation, center, where, label, opengl=True), label)
+    return lens, viewmat_of(rotation, center, entry, opengl=True)
 
 
-def _view_opencv(row: dict[str, str], file: Path, line: int, names: ImageNames) -> View:
-    where = f"{file}:{line}"
-    label = _label(row, where)
-    rotation = np.array([_number(row, name, where, label) for name in _ROTATION]).reshape(3, 3)
-    shift = np.array([_number(row, name, where, label) for name in _TRANSLATION])
-    focal, *center = (_number(row, name, where, label) for name in _PIXELS)
-    *radial, t1, t2 = (_number(row, name, where, label) if name in row else 0.0 for name in _COEFFICIENTS)
-    _check_focal(focal, "f_pix", where, label)
-    lens = PixelLens(file, label, focal, (center[0], center[1]), tuple(radial), (t2, t1))
-    viewmat = viewmat_of(rotation.T, -rotation.T @ shift, where, label, opengl=False)
-    return View(names(row["name"]), lens, viewmat, label)
+def _described_opencv(row: dict[str, str], entry: Entry) -> tuple[PixelLens, NDArray[np.float64]]:
+    """Return the lens and the pose, [4, 4] world to camera, of a row with a matrix."""
+    rotation = np.array([entry.text_number(row[name], name) for name in _ROTATION]).reshape(3, 3)
+    shift = np.array([entry.text_number(row[name], name) for name in _TRANSLATION])
+    focal, *center = (entry.text_number(row[name], name) for name in _PIXELS)
+    *radial, t1, t2 = (entry.text_number(row.get(name, "0"), name) for name in _COEFFICIENTS)
+    _check_focal(focal, "f_pix", entry)
+    lens = PixelLens(entry.file, entry.label, focal, (center[0], center[1]), tuple(radial), (t2, t1))
+    return lens, viewmat_of(rotation.T, -rotation.T @ shift, entry, opengl=False)
 
 
-def _label(row: dict[str, str], where: object) -> str:
-    """Return what to call the camera of a row. Raises SceneError for one without a name."""
-    if not row.get("name"):
-        raise SceneError("has no name of an image", where=where, remedy="correct or remove that line")
-    return f"camera {row['name']!r}"
-
-
-def _check_focal(focal: float, name: str, where: object, label: str) -> None:
+def _check_focal(focal: float, name: str, entry: Entry) -> None:
     if not focal > 0:
-        raise SceneError(f"{label}: {name} is {focal:g}; a focal length is positive", where=where, remedy=_EXPORT)
+        raise entry.error(f"{name} is {focal:g}; a focal length is positive", _EXPORT)
 
 
-def _lens(
-    focal: float, offset: tuple[float, float], coefficients: Sequence[float], file: Path, where: object, label: str
-) -> FilmLens:
+def _lens(focal: float, offset: tuple[float, float], coefficients: Sequence[float], entry: Entry) -> FilmLens:
     """Return the lens of a focal length in millimetres of 35 mm film, and of coefficients as in _COEFFICIENTS."""
-    _check_focal(focal, "f", where, label)
+    _check_focal(focal, "f", entry)
     *radial, t1, t2 = coefficients
     # t1 is the factor of r^2 + 2 x^2, OpenCV's p2: the export in OpenCV's order has k1, k2, t2, t1, k3.
-    return FilmLens(file, label, focal / _FILM, offset, tuple(radial), (t2, t1))
-
-
-def _number(row: Mapping[str, str], name: str, where: object, label: str) -> float:
-    try:
-        value = float(row.get(name, ""))
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise SceneError(
-            f"{label}: {name} is {row.get(name, '')!r}, not a number", where=where, remedy="correct or remove that line"
-        )
-    return value
-
-
-def _rotation(heading: float, pitch: float, roll: float) -> NDArray[np.float64]:
-    """Return [3, 3], camera to world, OpenGL axes: zeros look down, the upper edge north; heading is clockwise."""
-    h, p, r = np.radians([-heading, pitch, roll])
-    about_z = np.array([[np.cos(h), -np.sin(h), 0.0], [np.sin(h), np.cos(h), 0.0], [0.0, 0.0, 1.0]])
-    about_x = np.array([[1.0, 0.0, 0.0], [0.0, np.cos(p), -np.sin(p)], [0.0, np.sin(p), np.cos(p)]])
-    about_y = np.array([[np.cos(r), 0.0, np.sin(r)], [0.0, 1.0, 0.0], [-np.sin(r), 0.0, np.cos(r)]])
-    return np.asarray(about_z @ about_x @ about_y)
+    return FilmLens(entry.file, entry.label, focal / _FILM, offset, tuple(radial), (t2, t1))
 
 
 def _check_metres(views: list[View], file: Path) -> None:
@@ -306,8 +276,8 @@ def _has_pose(file: Path) -> bool:
     return _XCR in start and "Rotation" in start and "Position" in start
 
 
-def _read_xmp(root: Path, data: DataConfig, folders: list[Path], names: ImageNames, problems: Problems) -> SceneSource:
-    files = _xmp_files(root)
+def _read_xmp(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
+    files, folders, names = _xmp_files(root), [root / "images", root], ImageNames(root, data)
     views: dict[str, list[View]] = {}
     skewed = 0
     for file in files:
@@ -341,39 +311,32 @@ def _xmp_view(file: Path, root: Path, names: ImageNames) -> tuple[str, View]:
     """Return the component that a camera belongs to, and its view."""
     check_size(file)
     values = _xmp_values(parse_xml(file, _EXPORT_XMP))
-    label = f"camera {file.stem!r}"
+    entry = Entry(file, f"camera {file.stem!r}", _EXPORT_XMP)
 
     def numbers(name: str, counts: tuple[int, ...], default: str = "") -> list[float]:
-        words = values.get(name, default).split()
-        if len(words) not in counts:
-            raise SceneError(
-                f"{label}: {name} has {len(words)} numbers, expected {counts[0]}", where=file, remedy=_EXPORT_XMP
-            )
-        return [_number({name: word}, name, file, label) for word in words]
+        text = values.get(name, default)
+        count = len(text.split())
+        return entry.text_numbers(text, count if count in counts else counts[0], name)
 
     model = values.get("DistortionModel", "perspective")
     if model not in _BROWN:
-        raise SceneError(
-            f"{label}: the distortion model {model!r} is not read, only {', '.join(_BROWN)}",
-            where=file,
-            remedy="choose Brown3 or Brown4 (Alignment, Settings, Distortion model), align and export again; or export "
+        raise entry.error(
+            f"the distortion model {model!r} is not read, only {', '.join(_BROWN)}",
+            "choose Brown3 or Brown4 (Alignment, Settings, Distortion model), align and export again; or export "
             "undistorted images",
         )
     projection = values.get("ProjectionModel", "perspective")
     if projection != "perspective":
-        raise SceneError(
-            f"{label}: images in {projection} projection are not read", where=file, remedy="export perspective images"
-        )
+        raise entry.error(f"images in {projection} projection are not read", "export perspective images")
     rotation = np.array(numbers("Rotation", (9,))).reshape(3, 3)  # world to camera, row by row
     center = np.array(numbers("Position", (3,)))
     coefficients = (numbers("DistortionCoeficients", (6, 3, 4), "0 0 0 0 0 0") + [0.0] * 3)[:6]
     (focal,) = numbers("FocalLength35mm", (1,))
     (u,), (v,) = numbers("PrincipalPointU", (1,), "0"), numbers("PrincipalPointV", (1,), "0")
     (skew,), (aspect,) = numbers("Skew", (1,), "0"), numbers("AspectRatio", (1,), "1")
-    plain = _lens(focal, (u, v), coefficients, file, file, label)
-    lens = FilmLens(file, label, plain.focal, plain.offset, plain.radial, plain.tangential, skew, aspect)
+    lens = replace(_lens(focal, (u, v), coefficients, entry), skew=skew, aspect=aspect)
     name = names(file.relative_to(root).with_suffix("").as_posix())
-    view = View(name, lens, viewmat_of(rotation.T, center, file, label, opengl=False), label)
+    view = View(name, lens, viewmat_of(rotation.T, center, entry, opengl=False), entry.label)
     return values.get("ComponentId", ""), view
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
@@ -22,6 +24,58 @@ from splatcli.scene.points import Observations, RawPoints
 ROTATION_TOLERANCE = 1e-3
 #: Longest name of a file or folder in bytes, on every file system in use.
 MAX_NAME = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file of a scene, or an entry of it such as a camera, as errors name it.
+
+    label: of the entry ("frame 7 'a.jpg'"); empty for the file as a whole. remedy: of errors that have none of their
+    own. line: where the entry is, in a file that has one entry a line.
+    """
+
+    file: Path
+    label: str = ""
+    remedy: str | None = None
+    line: int | None = None
+
+    def named(self, label: str) -> Entry:
+        """Return another entry at this place, by its label."""
+        return replace(self, label=label)
+
+    def error(self, what: str, remedy: str | None = None) -> SceneError:
+        """Return the error that names this entry."""
+        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        return SceneError(f"{self.label}: {what}" if self.label else what, where=where, remedy=remedy or self.remedy)
+
+    def numbers(self, values: object, count: int, name: str) -> list[float]:
+        """Return the numbers of a list from JSON. Raises SceneError for all else, and for numbers beyond any double."""
+        usable = isinstance(values, list) and len(values) == count and all(type(one) in (int, float) for one in values)
+        try:
+            found = [float(one) for one in values] if usable else []  # type: ignore[attr-defined]  # narrowed by usable
+        except OverflowError:
+            found = []
+        if not usable or len(found) != count or not all(map(math.isfinite, found)):
+            raise self.error(f"{name} is not {'a number' if count == 1 else f'{count} numbers'}")
+        return found
+
+    def number(self, value: object, name: str) -> float:
+        """Return a number from JSON, as numbers() does."""
+        return self.numbers([value], 1, name)[0]
+
+    def text_number(self, text: str | None, name: str) -> float:
+        """Return a finite number that is written as text. Raises SceneError for another text, and for none."""
+        with contextlib.suppress(ValueError):
+            if math.isfinite(value := float(text or "")):
+                return value
+        raise self.error(f"{name} is {text!r}, not a number")
+
+    def text_numbers(self, text: str | None, count: int, name: str) -> list[float]:
+        """Return finite numbers that white space separates. Raises SceneError for others, and for another count."""
+        words = (text or "").split()
+        if len(words) != count:
+            raise self.error(f"{name} has {len(words)} numbers, expected {count}")
+        return [self.text_number(word, name) for word in words]
 
 
 class Lens(Protocol):
@@ -139,14 +193,14 @@ class Reader:
 _UP = "__"
 
 
-def path_in_scene(name: str, root: Path, where: object, label: str, *, allow_outside: bool) -> tuple[str, str | None]:
+def path_in_scene(name: str, root: Path, entry: Entry, *, allow_outside: bool) -> tuple[str, str | None]:
     """Return a file name from a scene file as a clean path relative to ``root``, forward slashes, and None.
 
     A path that leads out of ``root`` to no file, as those of another machine, becomes its longest end that lies below.
     A backslash separates folders, unless a file has it in its name.
     allow_outside: for a file that is not below ``root`` return a safe name and the path as it was given.
-    Raises SceneError for a file outside that is not allowed, and always for URLs, drive letters and what is no file
-    name; nothing is ever downloaded.
+    entry: that names the file. Raises SceneError for a file outside that is not allowed, and always for URLs, drive
+    letters and what is no file name; nothing is ever downloaded.
     """
     literal = "\\" in name and any(os.path.isfile(root / folder / name) for folder in IMAGE_FOLDERS)
     text = name if literal else name.replace("\\", "/")
@@ -154,10 +208,10 @@ def path_in_scene(name: str, root: Path, where: object, label: str, *, allow_out
     if parts is None:
         parts = _end_below(text, root)
     if parts is None:
-        return _outside(name, text, where, label, allow_outside)
+        return _outside(name, text, entry, allow_outside)
     if not parts or "\0" in text or not all(_is_short(part) for part in parts):
         shown = name if len(name) <= 100 else f"{name[:100]}..."
-        raise SceneError(f"{label}: {shown!r} is not the name of a file", where=where, remedy="correct the name")
+        raise entry.error(f"{shown!r} is not the name of a file", "correct the name")
     return "/".join(parts), None
 
 
@@ -224,27 +278,19 @@ def _is_short(part: str) -> bool:
         return False
 
 
-def _outside(name: str, text: str, where: object, label: str, allowed: bool) -> tuple[str, str]:
+def _outside(name: str, text: str, entry: Entry, allowed: bool) -> tuple[str, str]:
+    remedy = "put the file into the scene's folder and name it relative to that; "
     if _is_foreign(text):
-        raise SceneError(
-            f"{label}: {name!r} lies outside the scene's folder, and on no disk of this machine",
-            where=where,
-            remedy="put the file into the scene's folder and name it relative to that; nothing is downloaded",
-        )
+        what = f"{name!r} lies outside the scene's folder, and on no disk of this machine"
+        raise entry.error(what, f"{remedy}nothing is downloaded")
     if not allowed:
-        raise SceneError(
-            f"{label}: {name!r} lies outside the scene's folder",
-            where=where,
-            remedy="put the file into the scene's folder and name it relative to that; or let it be read where it is: "
-            "splat train --allow-outside",
-        )
+        what = f"{name!r} lies outside the scene's folder"
+        raise entry.error(what, f"{remedy}or let it be read where it is: splat train --allow-outside")
     path = Path(text)
     return "/".join(_UP if part == ".." else part for part in path.parts if part != path.anchor), text
 
 
-def rigid_pose(
-    rotation: NDArray[np.float64], translation: NDArray[np.float64], where: object, label: str
-) -> NDArray[np.float64]:
+def rigid_pose(rotation: NDArray[np.float64], translation: NDArray[np.float64], entry: Entry) -> NDArray[np.float64]:
     """Return [4, 4], the pose of R [3, 3] and t [3], R replaced by the nearest exact rotation.
 
     Raises SceneError when a number is not finite, or R is scaled, sheared or mirrored beyond printed digits.
@@ -254,18 +300,17 @@ def rigid_pose(
         finite = np.isfinite([*rotation.ravel(), *translation.astype(np.float32)]).all()
         skew = np.abs(rotation.T @ rotation - np.eye(3)).max()
     if not finite:
-        raise SceneError(f"{label}: its pose has numbers that are not finite", where=where, remedy=_POSE_REMEDY)
+        raise entry.error("its pose has numbers that are not finite", _POSE_REMEDY)
     if not skew <= ROTATION_TOLERANCE:
         with np.errstate(all="ignore"):
             lengths = ", ".join(f"{length:.4g}" for length in np.linalg.norm(rotation, axis=0))
-        raise SceneError(
-            f"{label}: the 3x3 part of its pose is not a rotation (its columns are {lengths} long, expected 1, 1, 1 "
-            "and at right angles)",
-            where=where,
-            remedy="scale the camera positions, not the matrix; " + _POSE_REMEDY,
+        raise entry.error(
+            f"the 3x3 part of its pose is not a rotation (its columns are {lengths} long, expected 1, 1, 1 and at "
+            "right angles)",
+            f"scale the camera positions, not the matrix; {_POSE_REMEDY}",
         )
     if np.linalg.det(rotation) < 0:
-        raise SceneError(f"{label}: its pose is mirrored (determinant -1)", where=where, remedy=_POSE_REMEDY)
+        raise entry.error("its pose is mirrored (determinant -1)", _POSE_REMEDY)
     for _ in range(_POLAR_STEPS):
         rotation = product(rotation, 1.5 * np.eye(3) - 0.5 * product(rotation.T, rotation))
     pose = np.eye(4)

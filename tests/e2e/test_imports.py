@@ -833,6 +833,20 @@ HARMS: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
         replaced("images/view_003.xmp", "</x:xmpmeta>", ""),
         ("view_003.xmp:", "not valid XML"),
     ),
+    "a word among the numbers of an XMP file": (
+        "realitycapture by XMP",
+        lambda root: (path := root / "images/view_003.xmp").write_text(
+            re.sub(r'Position="\S+', 'Position="east', path.read_text())
+        ),
+        ("view_003.xmp", "Position is 'east', not a number", "help: export the XMP files again"),
+    ),
+    "words in all cells of a row": (
+        "realitycapture",
+        lambda root: (path := root / "registration.csv").write_text(
+            "\n".join([path.read_text().splitlines()[0], "view_003.jpg" + 15 * ",a"])
+        ),
+        ("registration.csv:2", "camera 'view_003.jpg': x is 'a', not a number", "correct or remove that line"),
+    ),
     "eight numbers": (
         "realitycapture by XMP",
         replaced("images/view_003.xmp", 'Position="', 'Position="0 '),
@@ -1144,7 +1158,8 @@ def test_depth_maps_of_polycam_are_known(sample: list[write.Known], tmp_path: Pa
 
 def test_a_lens_of_degree_eight_that_no_model_follows_is_refused() -> None:
     from splatcli.scene.foreign_lenses import Brown
+    from splatcli.scene.source import Entry
 
     with pytest.raises(SceneError, match="k4") as caught:
-        Brown(600, 600, 320, 240, (0.0, 0.0, 0.0, 9.0)).camera(640, 480, "a.xml", "sensor 0")
+        Brown(600, 600, 320, 240, (0.0, 0.0, 0.0, 9.0)).camera(640, 480, Entry(Path("a.xml"), "sensor 0"))
     assert "a.xml" in str(caught.value)
