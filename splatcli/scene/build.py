@@ -24,7 +24,7 @@ from splatcli.scene.find_images import (
     unread_below,
     unread_note,
 )
-from splatcli.scene.fit_images import check_resolution, fit_images, keep_decodable
+from splatcli.scene.fit_images import fit_images, keep_decodable
 from splatcli.scene.georeference import FILE as GEOREFERENCE
 from splatcli.scene.georeference import place_of, read_sidecar
 from splatcli.scene.images import ImageStore, cache_bytes
@@ -50,41 +50,31 @@ def build_scene(
 
     Raises SceneError for images and cameras that do not fit together, with all that ``problems`` holds already.
     """
-    check_resolution(data.resolution)
-    notes = list(source.notes)
-    views = sorted(source.views, key=lambda view: view.name)
-    views = _distinct(views, source.file, problems)
-    found = find_images(source, views, data, notes, problems)
+    source = replace(source, views=_distinct(source, problems), notes=list(source.notes))
+    notes = source.notes
+    found = find_images(source, data, problems)
     if reader is colmap.READER:
-        _check_registered(source, len(views), found.folder, notes, problems)
+        _check_registered(source, found.folder, problems)
     if found.folder.is_dir() and (unread := unread_below(found.folder)):
         notes.append(unread_note(unread))
     sidecar = read_sidecar(source.root, data.model) if source.place is None else None
     notes += _place_notes(sidecar)
-    views = [view for view in views if view.name in found.paths]
-    offset = _offset(views, data, notes)
+    source = replace(source, views=[view for view in source.views if view.name in found.paths])
+    offset = _offset(source, data)
     points: PointCloud | None = None
     relative = wants_relative(source.file.parent, data)
-    raw, numbers = source.points, {view.name: view.number for view in views if view.number is not None}
+    raw, numbers = source.points, {view.name: view.number for view in source.views if view.number is not None}
     if data.points is not None:
-        raw, numbers = _given_points(Path(data.points), data, notes, views, with_tracks=relative or data.depths == AUTO)
+        raw, numbers = _given_points(Path(data.points), source, data, with_tracks=relative or data.depths == AUTO)
     if raw is not None:
         with problems.collect():
-            points = clean_points(
-                raw,
-                offset,
-                drop_bad=data.drop_bad_points,
-                max_doubt=data.max_point_error,
-                notes=notes,
-            )
-    masks = find_masks(
-        source, views, found, data, int(data.resolution or 1) if found.originals else None, notes, problems
-    )
-    depths = find_depth_maps(source, views, found, data, notes, problems, relative=relative)
-    shifted = [move_origin(view, offset) for view in views]
-    sources = fit_images(shifted, found.paths, found.originals, masks, depths, data, notes, problems)
+            drop_bad, max_doubt = data.drop_bad_points, data.max_point_error
+            points = clean_points(raw, offset, drop_bad=drop_bad, max_doubt=max_doubt, notes=notes)
+    masks = find_masks(source, found, data, problems)
+    depths = find_depth_maps(source, data, problems, relative=relative)
+    source = replace(source, views=[move_origin(view, offset) for view in source.views])
     store = ImageStore(
-        sources,
+        fit_images(source, found, masks, depths, data, problems),
         background,
         cache_bytes(data.cache_bytes),
         alpha_is_mask=alpha_is_mask(data),
@@ -105,7 +95,7 @@ def build_scene(
             known = [depths_of_points(camera, points.xyz[rows]) for camera, rows in zip(cameras, seen, strict=True)]
         store = fit_relative_depths(store, known, source.file, notes)
     train, test = split_views(source, [item.view for item in store.sources], data.test_every, notes)
-    _check_places([cameras[i] for i in train], offset, data.scene_extent, source.file, notes)
+    _check_places([cameras[i] for i in train], offset, data.scene_extent, source)
     return Scene(
         source.root,
         reader.name,
@@ -126,7 +116,7 @@ def build_scene(
 
 
 def _given_points(
-    path: Path, data: DataConfig, notes: list[str], views: list[View], *, with_tracks: bool
+    path: Path, source: SceneSource, data: DataConfig, *, with_tracks: bool
 ) -> tuple[RawPoints, dict[str, int]]:
     """Return the points of a PLY or a COLMAP model that take the place of the scene's own.
 
@@ -140,8 +130,8 @@ def _given_points(
             remedy="--points names a PLY, or the folder of a COLMAP model or of what splat sfm made",
         )
     if path.is_dir():
-        points, images = colmap.read_points(path, data, notes, with_tracks=with_tracks)
-        return points, _numbers_of(views, images)
+        points, images = colmap.read_points(path, data, source.notes, with_tracks=with_tracks)
+        return points, _numbers_of(source.views, images)
     try:
         return read_points_ply(path, data.max_points), {}
     except SceneError as error:
@@ -227,38 +217,31 @@ def _seen(points: PointCloud | None, numbers: dict[str, int], images: ImageStore
     return points.tracks.by_image([numbers.get(image.view, -1) for image in images.sources])
 
 
-def _distinct(views: list[View], file: Path, problems: Problems) -> list[View]:
-    """Return ``views``, which are in name order, without those that repeat the name of another."""
-    if not views:
+def _distinct(source: SceneSource, problems: Problems) -> list[View]:
+    """Return the views in the order of their names, without those that repeat the name of another."""
+    if not source.views:
         problems.raise_any()
-        raise SceneError("the file describes no views", where=file, remedy="run structure from motion again")
-    kept = views[:1]
-    for view in views[1:]:
-        if view.name != kept[-1].name:
-            kept.append(view)
-            continue
-        problems.add(
-            SceneError(
-                f"{kept[-1].label} and {view.label} name the same image {view.name}",
-                where=file,
-                remedy="remove one of them",
-            )
-        )
-    return kept
+        raise SceneError("the file describes no views", where=source.file, remedy="run structure from motion again")
+    kept: dict[str, View] = {}
+    for view in sorted(source.views, key=lambda view: view.name):
+        if view.name in kept:
+            what = f"{kept[view.name].label} and {view.label} name the same image {view.name}"
+            problems.add(SceneError(what, where=source.file, remedy="remove one of them"))
+        kept.setdefault(view.name, view)
+    return list(kept.values())
 
 
-def _check_registered(source: SceneSource, registered: int, folder: Path, notes: list[str], problems: Problems) -> None:
+def _check_registered(source: SceneSource, folder: Path, problems: Problems) -> None:
     """Note images that COLMAP does not register; a model with too few registered ones to train on is a problem."""
     if problems.total or folder == source.root or not folder.is_dir():
         return
-    names = list(images_below(folder))
+    names, registered = list(images_below(folder)), len(source.views)
     if len(names) <= registered:
         return
     what = f"the COLMAP model registers {registered} of the {len(names)} images in {folder.name}/"
     if registered >= MIN_VIEWS:
-        views = {view.name for view in source.views}
-        missing = sorted(set(names) - views)
-        notes.append(f"{what}; left out: {listed(missing, _MAX_LISTED)}" if len(missing) < len(names) else what)
+        missing = sorted(set(names) - {view.name for view in source.views})
+        source.notes.append(f"{what}; left out: {listed(missing, _MAX_LISTED)}" if len(missing) < len(names) else what)
         return
     remedy = "run COLMAP's mapper again, with more overlap between images or exhaustive matching"
     problems.add(
@@ -266,15 +249,15 @@ def _check_registered(source: SceneSource, registered: int, folder: Path, notes:
     )
 
 
-def _offset(views: list[View], data: DataConfig, notes: list[str]) -> NDArray[np.float64]:
+def _offset(source: SceneSource, data: DataConfig) -> NDArray[np.float64]:
     """Return how far the scene is moved, and add a note when it is."""
-    if not views:
+    if not source.views:
         return np.zeros(3)
-    centers = np.stack([view.center for view in views])
+    centers = np.stack([view.center for view in source.views])
     offset = origin_offset(centers, data.scene_extent)
     if offset.any():
         place = ", ".join(f"{value:.15g}" for value in offset)
-        notes.append(
+        source.notes.append(
             f"the scene lies {np.linalg.norm(offset):.2g} units from its origin, too far for float32; ({place}) is "
             "subtracted from its coordinates and stored with the run"
         )
@@ -282,12 +265,14 @@ def _offset(views: list[View], data: DataConfig, notes: list[str]) -> NDArray[np
 
 
 def _check_places(
-    cameras: list[Camera], offset: NDArray[np.float64], given_extent: float | None, file: Path, notes: list[str]
+    cameras: list[Camera], offset: NDArray[np.float64], given_extent: float | None, source: SceneSource
 ) -> None:
+    """Raise SceneError where all training cameras stand at one point, and the extent is not given."""
     centers = np.stack([camera.center for camera in cameras])
     if extent_of(centers, offset) > 0:
         if collinear(centers):
-            notes.append("all training cameras stand on one line: what is seen from one side only may come out wrong")
+            line = "all training cameras stand on one line: what is seen from one side only may come out wrong"
+            source.notes.append(line)
         return
     what = (
         "there is one training view" if len(cameras) == 1 else f"all {len(cameras)} training views are from one point"
@@ -298,7 +283,7 @@ def _check_places(
     if given_extent is None:
         raise SceneError(
             f"{what}, so that nothing can be triangulated and the scene has no size (extent 0)",
-            where=file,
+            where=source.file,
             remedy="use images from different places; or say how large the scene is: splat train --scene-extent SIZE",
         )
-    notes.append(f"{what}: there is no depth to be learnt")
+    source.notes.append(f"{what}: there is no depth to be learnt")

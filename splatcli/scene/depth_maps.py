@@ -23,7 +23,7 @@ from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import apply_orientation, decode_numbers, nearest, read_header, same_shape
-from splatcli.scene.find_images import SHOWN, Found, ambiguous_error, is_file, walk
+from splatcli.scene.find_images import SHOWN, ambiguous_error, is_file, walk
 from splatcli.scene.source import Problems, SceneSource, View
 from splatcli.sizes import counted, listed
 
@@ -97,26 +97,18 @@ def wants_relative(model: Path, data: DataConfig) -> bool:
 
 
 def find_depth_maps(
-    source: SceneSource,
-    views: list[View],
-    found: Found,
-    data: DataConfig,
-    notes: list[str],
-    problems: Problems,
-    *,
-    relative: bool,
+    source: SceneSource, data: DataConfig, problems: Problems, *, relative: bool
 ) -> dict[str, DepthFile]:
-    """Find the depth map of each view in ``found``, by name; none where none is asked for, or the scene names none.
+    """Find the depth map of each view, by name; none where none is asked for, or the scene names none.
 
     relative: the maps know depth up to a scale and a shift. Maps that are missing are added to ``problems``, or with
     ``data.skip_missing`` reported.
     """
-    views = [view for view in views if view.name in found.paths]
-    named = [view for view in views if view.depth is not None]
+    views, named = source.views, [view for view in source.views if view.depth is not None]
     if data.depths is None:
         if named:
             having = counted(len(named), "image has a depth map", "images have depth maps")
-            notes.append(f"{having}, which splat train --depth-loss uses")
+            source.notes.append(f"{having}, which splat train --depth-loss uses")
         return {}
     if data.depths == AUTO:
         where = source.file
@@ -141,7 +133,7 @@ def find_depth_maps(
             )
         )
     if maps:
-        notes.append(f"{len(maps)} of {len(views)} images have depth maps")
+        source.notes.append(f"{len(maps)} of {len(views)} images have depth maps")
     scale = data.depth_scale or source.depth_scale
     return {name: DepthFile(path, scale, relative=relative) for name, path in maps.items()}
 

@@ -8,7 +8,7 @@ import shlex
 import stat
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -58,11 +58,9 @@ class Found:
     originals: dict[str, Path] = field(default_factory=dict)
 
 
-def find_images(
-    source: SceneSource, views: list[View], data: DataConfig, notes: list[str], problems: Problems
-) -> Found:
+def find_images(source: SceneSource, data: DataConfig, problems: Problems) -> Found:
     """Find the files of the views; copies already reduced by the resolution asked for, where all views have one."""
-    folders = source.image_folders
+    views, notes, folders = source.views, source.notes, source.image_folders
     if data.images is not None:
         folders = [source.root / data.images]
         if not folders[0].is_dir():
@@ -95,7 +93,7 @@ def find_images(
     if source.resized_folders and not own and data.resolution in DIVISORS and data.resolution != 1:
         smaller = found.folder.with_name(f"{found.folder.name}_{int(data.resolution or 1)}")
         if smaller.is_dir():
-            copies = find_in(smaller, _files(view for view in views if view.name in found.paths))
+            copies = find_in(smaller, _files([view for view in views if view.name in found.paths]))
             lacking = len(found.paths) - len(copies.paths)
             if not lacking:
                 notes.append(f"the images of {smaller.name}/ are used")
@@ -207,7 +205,7 @@ def find_in(folder: Path, files: Mapping[str, str]) -> Found:
     return found
 
 
-def _files(views: Iterable[View]) -> dict[str, str]:
+def _files(views: list[View]) -> dict[str, str]:
     return {view.name: view.outside or view.name for view in views}
 
 

@@ -5,24 +5,24 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from splatcli.config import DataConfig, Projection
+from splatcli.config import DataConfig
 from splatcli.errors import SceneError, UsageError
 from splatcli.progress import track
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Header, read_header, same_shape
 from splatcli.scene.depth_maps import DepthFile, check_depth_map
-from splatcli.scene.find_images import DIVISORS
+from splatcli.scene.find_images import DIVISORS, Found
 from splatcli.scene.images import ImageSource, ImageStore, max_pixels
 from splatcli.scene.masks import alpha_is_mask, check_mask
 from splatcli.scene.panorama import FACES, PanoramaFace, face_camera, face_name, face_pose
-from splatcli.scene.source import FixedLens, Problems, View
+from splatcli.scene.source import FixedLens, Problems, SceneSource, View
 from splatcli.scene.undistort import LensKey, camera_of, check_lens, is_fisheye, is_pinhole, lens_key, rescaled
 from splatcli.sizes import counted, listed
 
@@ -73,58 +73,51 @@ def training_size(width: int, height: int, resolution: float | None) -> tuple[in
     return wanted, max(1, height * wanted // width)
 
 
-@dataclass(slots=True)
 class ImageFitter:
     """Makes an ImageSource of each view, and keeps count of what the user should know.
 
-    resolution: as set; None where the images have their size already.
-    divided: the images come from a folder of reduced copies, so that they differ from the lens's size on purpose.
-    max_pixels: images with more are refused.
-    skip_bad: images that cannot be read are left out and reported.
-    alpha_is_mask: transparency is the mask.
-    mask_is_alpha: what masks hide is transparent.
-    usable: whether each lens, as described, passed its check.
-    projection: ``data.projection``.
-    cameras: what each lens, at the image's size, is trained as; None for one that cannot be undone.
+    found: the images of the views. masks, depths: by the names of the views.
     """
 
-    resolution: float | None
-    divided: bool
-    max_pixels: int
-    skip_bad: bool = False
-    alpha_is_mask: bool = False
-    mask_is_alpha: bool = False
-    projection: Projection = "auto"
-    usable: dict[LensKey, bool] = field(default_factory=dict)
-    cameras: dict[LensKey, pycolmap.Camera | None] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
-    models: set[str] = field(default_factory=set)
-    fisheyes: set[str] = field(default_factory=set)
-    colours: Counter[str] = field(default_factory=Counter)
-    bad: list[SceneError] = field(default_factory=list)
+    def __init__(
+        self, found: Found, masks: Mapping[str, Path], depths: Mapping[str, DepthFile], data: DataConfig
+    ) -> None:
+        self._found, self._masks, self._depths, self._data = found, masks, depths, data
+        #: The images come from a folder of reduced copies, so that they differ from the lens's size on purpose.
+        self._divided = bool(found.originals)
+        #: As set; None where the images have their size already.
+        self._resolution = None if self._divided else data.resolution
+        self._max_pixels = max_pixels(data.max_pixels)
+        #: Whether each lens, as described, passed its check.
+        self._usable: dict[LensKey, bool] = {}
+        #: What each lens, at the image's size, is trained as; None for one that cannot be undone.
+        self._cameras: dict[LensKey, pycolmap.Camera | None] = {}
+        self._counts: Counter[str] = Counter()
+        self._models: set[str] = set()
+        self._fisheyes: set[str] = set()
+        self._colours: Counter[str] = Counter()
+        self.bad: list[SceneError] = []
 
-    def add(
-        self, view: View, path: Path, original: Path | None, mask: Path | None, depth: DepthFile | None = None
-    ) -> list[ImageSource]:
+    def add(self, view: View) -> list[ImageSource]:
         """Return the source of one view, those of its faces where it is a panorama. Raises SceneError.
 
-        There is none when it is left out, or its lens was refused before. original: the full-size image of which
-        ``path`` is a reduced copy.
+        There is none when it is left out, or its lens was refused before.
         """
+        path, mask, depth = self._found.paths[view.name], self._masks.get(view.name), self._depths.get(view.name)
         try:
-            header = read_header(path, self.max_pixels)
-            lens_size = self._lens_size(view, header, original)
+            header = read_header(path, self._max_pixels)
+            lens_size = self._lens_size(view, header)
         except SceneError as error:
-            if not self.skip_bad:
+            if not self._data.skip_bad_images:
                 raise
             self.bad.append(error)
             return []
         lens = view.lens(*lens_size)
-        if lens_key(lens) not in self.usable:
-            self.usable[lens_key(lens)] = False
+        if lens_key(lens) not in self._usable:
+            self._usable[lens_key(lens)] = False
             check_lens(lens, view.lens.file, view.lens.label)
-            self.usable[lens_key(lens)] = True
-        if not self.usable[lens_key(lens)]:
+            self._usable[lens_key(lens)] = True
+        if not self._usable[lens_key(lens)]:
             return []
         stored, orientation = self._fit(header, lens, path)
         if depth is not None:
@@ -134,10 +127,10 @@ class ImageFitter:
                     where=depth.path,
                     remedy="leave it out: --depths none; or cut the panorama and its map into perspective views",
                 )
-            depth = check_depth_map(depth, path, (header.width, header.height), orientation, self.max_pixels)
+            depth = check_depth_map(depth, path, (header.width, header.height), orientation, self._max_pixels)
         mask_orientation = 1
         if mask is not None:
-            mask_orientation = check_mask(mask, path, (header.width, header.height), orientation, self.divided)
+            mask_orientation = check_mask(mask, path, (header.width, header.height), orientation, self._divided)
         lens = rescaled(lens, *stored)
         target = face_camera(stored[0]) if lens.is_spherical() else self._camera_of(lens, view)
         if target is None:
@@ -153,18 +146,18 @@ class ImageFitter:
             viewmat=view.viewmat,
             model="fisheye" if is_fisheye(target) else "pinhole",
         )
-        size = (camera.width, camera.height) if self.divided else self._target(camera)
+        size = (camera.width, camera.height) if self._divided else self._target(camera)
         straight = is_pinhole(lens)
         reduced = size
         if not straight:
             if not lens.is_spherical():
-                (self.models if camera.model == "pinhole" else self.fisheyes).add(lens.model_name)
+                (self._models if camera.model == "pinhole" else self._fisheyes).add(lens.model_name)
             reduced = (
                 max(1, round(stored[0] * size[0] / camera.width)),
                 max(1, round(stored[1] * size[1] / camera.height)),
             )
-        self.counts["reduced"] += reduced != stored and self.resolution is None
-        self.counts["cut" if self.mask_is_alpha else "masked"] += mask is not None
+        self._counts["reduced"] += reduced != stored and self._resolution is None
+        self._counts["cut" if self._data.mask_mode == "transparent" else "masked"] += mask is not None
         self._count(header, orientation)
         image = ImageSource(
             path=path,
@@ -182,7 +175,7 @@ class ImageFitter:
 
     def _faces(self, image: ImageSource) -> list[ImageSource]:
         """Return the faces of a panorama. image: with the camera of the first face."""
-        self.counts["panoramas"] += 1
+        self._counts["panoramas"] += 1
         return [
             replace(
                 image,
@@ -196,36 +189,36 @@ class ImageFitter:
             for face in range(FACES)
         ]
 
-    def _lens_size(self, view: View, header: Header, original: Path | None) -> tuple[int, int]:
+    def _lens_size(self, view: View, header: Header) -> tuple[int, int]:
         """Return the size that the lens is described for where its file gives none: that of the full-size image."""
         stored = header.width, header.height
-        if original is None or isinstance(view.lens, FixedLens):
+        if not self._divided or isinstance(view.lens, FixedLens):
             return stored
-        full = read_header(original, self.max_pixels)
+        full = read_header(self._found.originals[view.name], self._max_pixels)
         size = full.width, full.height
         return size[::-1] if full.orientation >= 5 and not same_shape(size, stored) else size
 
     def _camera_of(self, lens: pycolmap.Camera, view: View) -> pycolmap.Camera | None:
         key = lens_key(lens)
-        if key not in self.cameras:
-            self.cameras[key] = None
-            self.cameras[key] = camera_of(lens, self.projection, view.lens.file, view.lens.label)
-        return self.cameras[key]
+        if key not in self._cameras:
+            self._cameras[key] = None
+            self._cameras[key] = camera_of(lens, self._data.projection, view.lens.file, view.lens.label)
+        return self._cameras[key]
 
     def _target(self, camera: Camera) -> tuple[int, int]:
-        if self.resolution is not None and self.resolution not in DIVISORS and self.resolution > camera.width:
-            self.counts["narrow"] += 1
-        return training_size(camera.width, camera.height, self.resolution)
+        if self._resolution is not None and self._resolution not in DIVISORS and self._resolution > camera.width:
+            self._counts["narrow"] += 1
+        return training_size(camera.width, camera.height, self._resolution)
 
     def _fit(self, header: Header, lens: pycolmap.Camera, path: Path) -> tuple[tuple[int, int], int]:
         """Return the stored size to use and the EXIF orientation to apply, so that image and lens have one aspect."""
         stored, wanted = (header.width, header.height), (int(lens.width), int(lens.height))
         if same_shape(stored, wanted):
-            self.counts["scaled"] += stored != wanted and not self.divided
+            self._counts["scaled"] += stored != wanted and not self._divided
             return stored, 1
         turned = stored[::-1]
         if header.orientation >= 5 and same_shape(turned, wanted):
-            self.counts["scaled"] += turned != wanted and not self.divided
+            self._counts["scaled"] += turned != wanted and not self._divided
             return turned, header.orientation
         raise SceneError(
             f"the image is {stored[0]}x{stored[1]} pixels, its camera {wanted[0]}x{wanted[1]}: not the same shape",
@@ -235,79 +228,63 @@ class ImageFitter:
         )
 
     def _count(self, header: Header, orientation: int) -> None:
-        self.counts["turned"] += orientation != 1
-        self.counts["unturned"] += header.orientation != orientation
-        self.counts["hiding" if self.alpha_is_mask else "alpha"] += header.has_alpha
-        self.counts["several"] += header.several
+        self._counts["turned"] += orientation != 1
+        self._counts["unturned"] += header.orientation != orientation
+        self._counts["hiding" if alpha_is_mask(self._data) else "alpha"] += header.has_alpha
+        self._counts["several"] += header.several
         if header.colours != "sRGB":
-            self.colours[header.colours] += 1
+            self._colours[header.colours] += 1
 
     def notes(self) -> list[str]:
         """Return notes for the user, a sentence each."""
         notes = [
             f"{number} {text.format_map(_ONE if number == 1 else _SEVERAL)}"
             for key, text in _NOTES.items()
-            if (number := self.counts[key])
+            if (number := self._counts[key])
         ]
-        if self.colours:
-            names = ", ".join(name for name, _ in self.colours.most_common(_MAX_LISTED))
-            converted = counted(self.colours.total(), "image is", "images are")
+        if self._colours:
+            names = ", ".join(name for name, _ in self._colours.most_common(_MAX_LISTED))
+            converted = counted(self._colours.total(), "image is", "images are")
             notes.append(f"{converted} converted to sRGB, from {names}")
-        if any(name.startswith("CMYK") for name in self.colours):
+        if any(name.startswith("CMYK") for name in self._colours):
             notes.append("CMYK images without a profile show approximate colours; use the camera's own files")
-        if self.models:
-            notes.append(f"lens distortion ({', '.join(sorted(self.models))}) is undone while loading")
-        if self.fisheyes:
+        if self._models:
+            notes.append(f"lens distortion ({', '.join(sorted(self._models))}) is undone while loading")
+        if self._fisheyes:
             notes.append(
-                f"images of {', '.join(sorted(self.fisheyes))} lenses are trained as fisheyes, up to 85 degrees to the "
-                "side; --projection pinhole trains their middle"
+                f"images of {', '.join(sorted(self._fisheyes))} lenses are trained as fisheyes, up to 85 degrees to "
+                "the side; --projection pinhole trains their middle"
             )
         return notes
 
 
 def fit_images(
-    views: list[View],
-    paths: Mapping[str, Path],
-    originals: Mapping[str, Path],
+    source: SceneSource,
+    found: Found,
     masks: Mapping[str, Path],
     depths: Mapping[str, DepthFile],
     data: DataConfig,
-    notes: list[str],
     problems: Problems,
 ) -> list[ImageSource]:
     """Return the images of the views, by their headers, in the order of their cameras' names.
 
-    Raises all problems known by now.
-
-    paths, originals, masks, depths: by the names of the views. originals: the full-size images where ``paths`` are
-        reduced copies; else empty.
+    found: the images of all views. masks, depths: by the names of the views. Raises all problems known by now.
     """
-    divided = bool(originals)
-    fitter = ImageFitter(
-        resolution=None if divided else data.resolution,
-        divided=divided,
-        max_pixels=max_pixels(data.max_pixels),
-        skip_bad=data.skip_bad_images,
-        alpha_is_mask=alpha_is_mask(data),
-        mask_is_alpha=data.mask_mode == "transparent",
-        projection=data.projection,
-    )
-    sources = []
-    for view in track(views, "reading image headers"):
+    fitter = ImageFitter(found, masks, depths, data)
+    images = []
+    for view in track(source.views, "reading image headers"):
         with problems.collect():
-            sources += fitter.add(
-                view, paths[view.name], originals.get(view.name), masks.get(view.name), depths.get(view.name)
-            )
+            images += fitter.add(view)
     problems.raise_any()
-    notes += fitter.notes()
-    if not sources:
+    source.notes += fitter.notes()
+    if not images:
         raise fitter.bad[0]
     if fitter.bad:
-        notes.append(_bad_note(fitter.bad))
-    same = _identical_note(sources)
+        source.notes.append(_bad_note(fitter.bad))
+    same = _identical_note(images)
     if same is not None:
-        notes.append(same)
-    return sorted(sources, key=lambda source: source.camera.name)
+        source.notes.append(same)
+    return sorted(images, key=lambda image: image.camera.name)
 
 
 def keep_decodable(store: ImageStore, data: DataConfig, notes: list[str], problems: Problems) -> ImageStore:

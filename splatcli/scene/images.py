@@ -222,27 +222,19 @@ class ImageStore:
 
     def of(self, sources: list[ImageSource]) -> ImageStore:
         """Return a store of other images that is otherwise alike."""
-        return ImageStore(
-            sources,
-            self.background,
-            self._images.budget,
-            alpha_is_mask=self.alpha_is_mask,
-            mask_is_alpha=self.mask_is_alpha,
-        )
+        return self._alike(sources, self.background, self._images.budget)
 
     def over(self, background: Rgb | None) -> ImageStore:
         """Return a store of the same images with another background under what is transparent; None keeps its alpha."""
-        return ImageStore(
-            self.sources,
-            background,
-            self._images.budget,
-            alpha_is_mask=self.alpha_is_mask,
-            mask_is_alpha=self.mask_is_alpha,
-        )
+        return self._alike(self.sources, background, self._images.budget)
 
     def with_alpha(self) -> ImageStore:
         """Return a store of the same images that leaves transparency as it is, and keeps none of them in memory."""
-        return ImageStore(self.sources, None, 0, alpha_is_mask=self.alpha_is_mask, mask_is_alpha=self.mask_is_alpha)
+        return self._alike(self.sources, None, 0)
+
+    def _alike(self, sources: list[ImageSource], background: Rgb | None, budget: int) -> ImageStore:
+        masks = {"alpha_is_mask": self.alpha_is_mask, "mask_is_alpha": self.mask_is_alpha}
+        return ImageStore(sources, background, budget, **masks)
 
     def limit(self, nbytes: int) -> None:
         """Keep no more than ``nbytes`` bytes of images from now on."""

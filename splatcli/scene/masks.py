@@ -18,7 +18,7 @@ from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.decode import decode_nonzero, read_header, same_shape
 from splatcli.scene.find_images import SHOWN, SUFFIXES, Found, ambiguous_error, find_in, is_file
-from splatcli.scene.source import Problems, SceneSource, View
+from splatcli.scene.source import Problems, SceneSource
 from splatcli.sizes import listed
 
 if TYPE_CHECKING:
@@ -36,24 +36,16 @@ _HIDES = 1e-3
 _REMEDY = "add them, white where all of an image counts; splat train and splat sfm use no masks with --masks none"
 
 
-def find_masks(
-    source: SceneSource,
-    views: list[View],
-    found: Found,
-    data: DataConfig,
-    factor: int | None,
-    notes: list[str],
-    problems: Problems,
-) -> dict[str, Path]:
-    """Find the mask of each view in ``found``, by name; none when there are none.
+def find_masks(source: SceneSource, found: Found, data: DataConfig, problems: Problems) -> dict[str, Path]:
+    """Find the mask of each view, by name; none when there are none. Of reduced images, masks reduced alike come first.
 
-    factor: the images are copies reduced by this; masks reduced alike are preferred. None: the images themselves.
-    Every image has a mask or none has: the missing ones are added to ``problems``.
+    found: the images of all views. Every image has a mask or none has: the missing ones are added to ``problems``.
     """
     if data.masks in (NONE, ALPHA):
         return {}
-    if data.masks is None and any(view.mask is not None for view in views):
-        return _named(source, views, found, factor, problems)
+    factor = int(data.resolution or 1) if found.originals else None
+    if data.masks is None and any(view.mask is not None for view in source.views):
+        return _named(source, factor, problems)
     folders = _folders(source, found, factor) if data.masks is None else [source.root / data.masks]
     folder = next((folder for folder in folders if folder.is_dir()), None)
     if folder is None:
@@ -64,12 +56,12 @@ def find_masks(
                 remedy="put the folder back; with splat train, --masks none uses no masks, --masks alpha the images' "
                 "transparency",
             )
-        notes += _unread(folders[-1])
+        source.notes += _unread(folders[-1])
         return {}
     masks = masks_in(folder, list(found.paths), problems, wanted=data.masks is not None)
     if not masks and data.masks is None:
         first = next(iter(found.paths), "a.jpg")
-        notes.append(
+        source.notes.append(
             f"{folder.name}/ holds no mask of these images and is not used; that of {first} would be {first}.png, "
             f"{Path(first).stem}.png or {Path(first).stem}_mask.png"
         )
@@ -165,14 +157,10 @@ def resample_mask(masked: NDArray[np.bool_], grid: Tensor) -> NDArray[np.bool_]:
         return (weight[0, 0] > _HIDES).numpy()
 
 
-def _named(
-    source: SceneSource, views: list[View], found: Found, factor: int | None, problems: Problems
-) -> dict[str, Path]:
-    """Return the masks that the scene's own file names."""
+def _named(source: SceneSource, factor: int | None, problems: Problems) -> dict[str, Path]:
+    """Return the masks that the scene's own file names. factor: by which the images are reduced; None: they are not."""
     masks: dict[str, Path] = {}
-    for view in views:
-        if view.name not in found.paths:
-            continue
+    for view in source.views:
         if view.mask is None:
             what = f"{view.label}: has no mask, and other frames have one"
             problems.add(SceneError(what, where=source.file, remedy=_REMEDY))
