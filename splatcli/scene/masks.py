@@ -74,7 +74,7 @@ def masks_in(folder: Path, names: list[str], problems: Problems, *, wanted: bool
     Where none is named so, a_mask and a.mask are, or a.jpg_mask and a.jpg.mask, with any ending.
     wanted: a folder without any mask of these images is a problem too. Masks of some images only always are one.
     """
-    masks = {name: folder / f"{name}.png" for name in names if (folder / f"{name}.png").is_file()}
+    masks = {name: folder / f"{name}.png" for name in names if is_file(folder / f"{name}.png")}
     others = find_in(folder, {name: name for name in names if name not in masks})
     masks |= others.paths
     for name, candidates in others.ambiguous:

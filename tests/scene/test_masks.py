@@ -55,6 +55,15 @@ def test_masks_beside_the_images_are_found_by_name(tmp_path: Path, name: str) ->
         assert_masked(scene, i, kept(i))
 
 
+def test_names_that_are_too_long_for_another_ending_have_masks(tmp_path: Path) -> None:
+    names = [f"{i}{'x' * 250}.png" for i in range(made.COUNT)]
+    made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=names))
+    for folder in ("images", "masks"):
+        made.write_images(tmp_path / folder, names)
+    scene = read_scene(tmp_path, DataConfig())
+    assert [source.mask for source in scene.images.sources] == [tmp_path / "masks" / name for name in sorted(names)]
+
+
 def test_a_store_knows_what_it_has_without_a_look_at_each_source(tmp_path: Path) -> None:
     """Scores ask for every view: a thousand views must not be a million looks."""
 
