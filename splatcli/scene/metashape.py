@@ -265,19 +265,20 @@ def _placement(transform: ET.Element | None, entry: Entry) -> Similarity:
     """Return the similarity from a chunk's or a component's own frame to the world."""
     if transform is None:
         return Similarity()
-    if not len(transform):
-        matrix = _numbers(transform, 16, "its transform", entry).reshape(4, 4)
-        scale = float(np.cbrt(np.linalg.det(matrix[:3, :3])))
-        rotation, translation = matrix[:3, :3] / (scale or 1.0), matrix[:3, 3]
-    else:
-        rotation, translation, scale = np.eye(3), np.zeros(3), 1.0
+    rotation, translation, scale = np.eye(3), np.zeros(3), 1.0
+    with np.errstate(all="ignore"):  # of numbers that are too large the comparison is false
+        if not len(transform):
+            matrix = _numbers(transform, 16, "its transform", entry).reshape(4, 4)
+            scale = float(np.cbrt(np.linalg.det(matrix[:3, :3])))
+            rotation, translation = matrix[:3, :3] / (scale or 1.0), matrix[:3, 3]
         if transform.find("rotation") is not None:
             rotation = _numbers(transform.find("rotation"), 9, "its rotation", entry).reshape(3, 3)
         if transform.find("translation") is not None:
             translation = _numbers(transform.find("translation"), 3, "its translation", entry)
         if transform.find("scale") is not None:
             scale = float(_numbers(transform.find("scale"), 1, "its scale", entry)[0])
-    if not (scale > 0 and np.abs(rotation.T @ rotation - np.eye(3)).max() <= ROTATION_TOLERANCE):
+        is_rotation = np.abs(rotation.T @ rotation - np.eye(3)).max() <= ROTATION_TOLERANCE
+    if not (scale > 0 and is_rotation):
         raise entry.error("its transform is no rotation with a scale")
     return Similarity(scale, rotation, translation)
 

@@ -128,7 +128,8 @@ def doubt_of(errors: NDArray[np.float64], lengths: NDArray[np.int64]) -> NDArray
     """
     known = errors > 0
     usual = float(np.median(errors[known])) if known.any() else math.inf
-    return np.where(known & (lengths == 2), errors / usual, 0.0)
+    with np.errstate(invalid="ignore"):  # of infinite errors nothing is known
+        return np.where(known & (lengths == 2), errors / usual, 0.0)
 
 
 def stride(total: int, limit: int) -> int:

@@ -757,6 +757,18 @@ def replaced(path: str, old: str, new: str) -> Callable[[Path], None]:
 
 
 HARMS: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
+    "a chunk turned by what is no rotation": (
+        "metashape in a chunk",
+        lambda root: (path := root / "project.xml").write_text(
+            re.sub(r'<rotation locked="true">\S+', '<rotation locked="true">1e300', path.read_text())
+        ),
+        ("project.xml", "the chunk: its transform is no rotation with a scale"),
+    ),
+    "a chunk moved by a matrix of huge numbers": (
+        "metashape",
+        replaced("project.xml", "<sensors", "<transform>" + 3 * "1e300 0 0 0 0 " + "1</transform><sensors"),
+        ("project.xml", "the chunk: its transform is no rotation with a scale"),
+    ),
     "cut XML": ("metashape", replaced("project.xml", "</chunk>", ""), ("project.xml:", "not valid XML")),
     "entities": (
         "metashape",

@@ -237,6 +237,16 @@ def test_a_file_is_the_image_of_one_view(tmp_path: Path) -> None:
         read_scene(tmp_path, DataConfig())
 
 
+def test_points_without_an_end_to_their_errors_are_read(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path, text=True)
+    file = tmp_path / "sparse/0/points3D.txt"
+    rows = [line.split() for line in file.read_text().splitlines() if not line.startswith("#")]
+    file.write_text("\n".join(" ".join([*row[:7], "inf", *row[8:]]) for row in rows))
+    points = read_scene(tmp_path, DataConfig()).points
+    assert points is not None
+    assert len(points) == len(rows)
+
+
 @pytest.mark.parametrize("tracks", [False, True])
 @pytest.mark.parametrize("text", [False, True])
 def test_points_that_two_images_see_with_large_errors_are_left_out(tmp_path: Path, text: bool, tracks: bool) -> None:
