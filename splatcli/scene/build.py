@@ -18,12 +18,7 @@ from splatcli.scene import colmap
 from splatcli.scene.camera import MAX_ANGLE, NEAR, Camera
 from splatcli.scene.decode import Rgb
 from splatcli.scene.depth_maps import AUTO, depths_of_points, find_depth_maps, wants_relative
-from splatcli.scene.find_images import (
-    find_images,
-    images_below,
-    unread_below,
-    unread_note,
-)
+from splatcli.scene.find_images import find_images, images_below, unread_below, unread_note
 from splatcli.scene.fit_images import fit_images, keep_decodable
 from splatcli.scene.georeference import FILE as GEOREFERENCE
 from splatcli.scene.georeference import place_of, read_sidecar
@@ -97,21 +92,21 @@ def build_scene(
     train, test = split_views(source, [item.view for item in store.sources], data.test_every, notes)
     _check_places([cameras[i] for i in train], offset, data.scene_extent, source)
     return Scene(
-        source.root,
-        reader.name,
-        cameras,
-        store,
-        points,
-        train,
-        test,
-        notes,
-        offset,
-        data.scene_extent,
-        seen,
-        source.file,
-        place_of(sidecar) if source.place is None else source.place,
-        source.observations,
-        data.points is not None or are_cameras_held(source.root),
+        root=source.root,
+        kind=reader.name,
+        cameras=cameras,
+        images=store,
+        points=points,
+        train=train,
+        test=test,
+        notes=notes,
+        offset=offset,
+        given_extent=data.scene_extent,
+        seen=seen,
+        file=source.file,
+        place=place_of(sidecar) if source.place is None else source.place,
+        observations=source.observations,
+        cameras_held=data.points is not None or are_cameras_held(source.root),
     )
 
 

@@ -32,22 +32,10 @@ from splatcli.progress import report
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.depth_maps import AUTO, wants_relative
 from splatcli.scene.find_images import walk
-from splatcli.scene.parsing import lines_of
+from splatcli.scene.parsing import IMAGE_FOLDERS, ROTATION_TOLERANCE, leads_outside, lines_of, path_in_scene, rigid_pose
 from splatcli.scene.points import Observations, RawPoints, Tracks, doubt_of, seen_through, stride
 from splatcli.scene.sfm_report import REPORT, are_cameras_held
-from splatcli.scene.source import (
-    IMAGE_FOLDERS,
-    ROTATION_TOLERANCE,
-    Entry,
-    FixedLens,
-    Problems,
-    Reader,
-    SceneSource,
-    View,
-    leads_outside,
-    path_in_scene,
-    rigid_pose,
-)
+from splatcli.scene.source import Entry, FixedLens, Problems, Reader, SceneSource, View
 from splatcli.sizes import counted
 
 #: Where tools put models, most wanted first; each may hold one model, or numbered sub-models.
@@ -76,10 +64,13 @@ class Model:
 
     folder: Path
     suffix: str
-    num_images: int
 
     def file(self, kind: str) -> Path:
         return self.folder / f"{kind}{self.suffix}"
+
+    @property
+    def num_images(self) -> int:
+        return _count_images(self.file("images"))
 
     @property
     def is_binary(self) -> bool:
@@ -180,6 +171,7 @@ def read_colmap(root: Path, data: DataConfig, problems: Problems) -> SceneSource
 
 
 def _place(model: Model, root: Path) -> str:
+    """Return where a model is, from the scene's folder."""
     folder = model.folder
     return folder.relative_to(root).as_posix() if folder.is_relative_to(root) else str(folder)
 
@@ -187,8 +179,7 @@ def _place(model: Model, root: Path) -> str:
 def _model_at(folder: Path) -> Model | None:
     for suffix in (".bin", ".txt"):
         if all((folder / f"{kind}{suffix}").is_file() for kind in ("cameras", "images")):
-            path = folder / f"images{suffix}"
-            return Model(folder, suffix, _count_images(path))
+            return Model(folder, suffix)
     return None
 
 
@@ -436,7 +427,7 @@ class _Records:
 
 def check_written(folder: Path) -> None:
     """Raise SceneError for a binary model in ``folder`` of which a part is missing, as after a full disk."""
-    model = Model(folder, ".bin", 0)
+    model = Model(folder, ".bin")
     model.cameras()
     model.images()
     _check_rigs(model)
@@ -734,7 +725,7 @@ def read_observations(file: Path) -> Observations | None:
     The model has been read before; in text files that part was not. Observations that do not name their point are left
     out.
     """
-    model = Model(file.parent, file.suffix, 0)
+    model = Model(file.parent, file.suffix)
     if not model.file("points3D").is_file():
         return None
     try:

@@ -27,7 +27,6 @@ from splatcli.errors import SceneError, first_line
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.geodesy import from_geocentric, median_place, to_enu
 from splatcli.scene.georeference import AXES, Fit, PositionsError, check_spread, frame_facts, model_facts
-from splatcli.similarity import Similarity
 
 LOCAL = "LOCAL"
 INSTALL = "pip install 'splatcli[geo]'"
@@ -282,7 +281,7 @@ def _fit(old: NDArray[np.float64], new: NDArray[np.float64]) -> Fit:
         for index in np.flatnonzero(used):
             others = used.copy()
             others[index] = False
-            fit = Fit.of(Similarity.of_pairs(old[others], new[others]), others, old, new)
+            fit = Fit.of(old, new, others)
             off = float(np.linalg.norm(fit.residuals[index])) / max(fit.sigma, least)
             if off > worst:
                 worst, without = off, others
@@ -290,7 +289,7 @@ def _fit(old: NDArray[np.float64], new: NDArray[np.float64]) -> Fit:
             break
         used = without
     check_spread(new[used], "control points that agree")
-    return Fit.of(Similarity.of_pairs(old[used], new[used]), used, old, new)
+    return Fit.of(old, new, used)
 
 
 def _check_inside(image: pycolmap.Image, pixel: tuple[float, float], point: str, file: str) -> None:

@@ -87,10 +87,9 @@ class Fit:
     tilt_error: float
 
     @classmethod
-    def of(
-        cls, similarity: Similarity, used: NDArray[np.bool_], old: NDArray[np.float64], new: NDArray[np.float64]
-    ) -> Fit:
-        """Return the fit by a similarity that the pairs ``used`` of ``old`` and ``new`` [N, 3] gave."""
+    def of(cls, old: NDArray[np.float64], new: NDArray[np.float64], used: NDArray[np.bool_]) -> Fit:
+        """Return the least squares fit from ``old`` to ``new`` [N, 3] by the pairs ``used``."""
+        similarity = Similarity.of_pairs(old[used], new[used])
         residuals = new - similarity(old)
         freedom = (3 * int(used.sum()) - 7) / 3
         sigma = _sigma(np.linalg.norm(residuals[used], axis=1), freedom / used.sum())
@@ -150,7 +149,7 @@ def fit_similarity(old: NDArray[np.float64], new: NDArray[np.float64], what: str
     if used.sum() < max(MIN_POSITIONS, _AGREEING * count):
         raise PositionsError(f"only {used.sum()} of {count} positions agree with the cameras")
     check_spread(new[used], f"{what} that agree with the cameras")
-    return Fit.of(Similarity.of_pairs(old[used], new[used]), used, old, new)
+    return Fit.of(old, new, used)
 
 
 def check_spread(points: NDArray[np.float64], what: str) -> None:

@@ -392,7 +392,7 @@ class ImageStore:
         rgb = np.ascontiguousarray(rgb)
         if masked is not None:
             rgb[masked] = 0
-            self._tell_if_all(masked, i)
+            self._warn_if_all(masked, i)
         alpha = None if alpha is None else np.ascontiguousarray(alpha)
         return LoadedImage(rgb, masked, alpha, self._depth(source), opaque)
 
@@ -404,7 +404,7 @@ class ImageStore:
             return resample_depths(depths, self._grid(source.lens, source.camera))
         return reduce_depths(depths, (source.camera.width, source.camera.height))
 
-    def _tell_if_all(self, masked: NDArray[np.bool_], i: int) -> None:
+    def _warn_if_all(self, masked: NDArray[np.bool_], i: int) -> None:
         if not masked.all():
             return
         with self._lock:

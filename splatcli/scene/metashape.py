@@ -15,6 +15,7 @@ from splatcli.scene.foreign_lenses import MAX_SKEW, Brown, colmap_camera
 from splatcli.scene.geodesy import enu_axes, from_geocentric
 from splatcli.scene.panorama import EQUIRECTANGULAR
 from splatcli.scene.parsing import (
+    ROTATION_TOLERANCE,
     ImageNames,
     check_size,
     head,
@@ -24,7 +25,7 @@ from splatcli.scene.parsing import (
     viewmat_of,
     with_suffix,
 )
-from splatcli.scene.source import ROTATION_TOLERANCE, Entry, FixedLens, Problems, Reader, SceneSource, View
+from splatcli.scene.source import Entry, FixedLens, Problems, Reader, SceneSource, View
 from splatcli.similarity import Similarity
 from splatcli.sizes import counted
 

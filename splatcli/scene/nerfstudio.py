@@ -16,24 +16,40 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.find_images import SUFFIXES, is_file
 from splatcli.scene.foreign_lenses import Brown, colmap_camera
 from splatcli.scene.panorama import EQUIRECTANGULAR
-from splatcli.scene.parsing import load_json, viewmat_of
+from splatcli.scene.parsing import ROTATION_TOLERANCE, leads_outside, load_json, path_in_scene, viewmat_of
 from splatcli.scene.points import RawPoints, read_points_ply
-from splatcli.scene.source import (
-    ROTATION_TOLERANCE,
-    Entry,
-    Problems,
-    Reader,
-    SceneSource,
-    View,
-    leads_outside,
-    path_in_scene,
-)
+from splatcli.scene.source import Entry, Problems, Reader, SceneSource, View
 from splatcli.similarity import uniform_scale
 from splatcli.sizes import counted
 
 FILE, BLENDER_FILE, BLENDER_TEST_FILE = "transforms.json", "transforms_train.json", "transforms_test.json"
 
 
+#: Names of a frame's depth map, and of the scene units that 1 in it is: nerfstudio's, then instant-ngp's (0 for none).
+_DEPTHS, _DEPTH_UNITS = ("depth_file_path", "depth_path"), ("depth_unit_scale_factor", "integer_depth_scale")
+#: Brown's coefficients in OpenCV's order.
+_BROWN = ("k1", "k2", "p1", "p2", "k3")
+#: camera_model of the file -> (pycolmap model, names of its first coefficients in order; the others are zero).
+_MODELS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "PINHOLE": ("PINHOLE", ()),
+    "SIMPLE_PINHOLE": ("PINHOLE", ()),
+    "SIMPLE_RADIAL": ("FULL_OPENCV", _BROWN),
+    "RADIAL": ("FULL_OPENCV", _BROWN),
+    "OPENCV": ("FULL_OPENCV", _BROWN),
+    "FULL_OPENCV": ("FULL_OPENCV", (*_BROWN, "k4", "k5", "k6")),
+    "OPENCV_FISHEYE": ("OPENCV_FISHEYE", ("k1", "k2", "k3", "k4")),
+}
+_COEFFICIENTS = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2")
+_INTRINSICS = ("fl_x", "fl_y", "cx", "cy", "w", "h", "camera_angle_x", "camera_angle_y", *_COEFFICIENTS)
+
+#: Beyond this a number cannot be meant.
+_LARGEST = 1e30
+_RANGES = {
+    **dict.fromkeys(("fl_x", "fl_y"), (0.0, _LARGEST, "a focal length is positive, in pixels")),
+    **dict.fromkeys(_DEPTH_UNITS, (0.0, _LARGEST, "scene units that 1 in a depth map is, positive")),
+    **dict.fromkeys(("camera_angle_x", "camera_angle_y"), (0.0, math.pi, "radians between 0 and 3.14 are expected")),
+    **dict.fromkeys(("w", "h"), (0.5, 1e6, "an image has at least one pixel and less than a million a side")),
+}
 _EDIT_FRAME = "correct or remove that frame"
 
 
@@ -257,33 +273,6 @@ def _common_folder(root: Path, views: list[View]) -> tuple[str, list[View]]:
     if not top or not (root / top).is_dir():
         return "", views
     return top, [replace(view, name=view.name.partition("/")[2]) for view in views]
-
-
-#: Names of a frame's depth map, and of the scene units that 1 in it is: nerfstudio's, then instant-ngp's (0 for none).
-_DEPTHS, _DEPTH_UNITS = ("depth_file_path", "depth_path"), ("depth_unit_scale_factor", "integer_depth_scale")
-#: Brown's coefficients in OpenCV's order.
-_BROWN = ("k1", "k2", "p1", "p2", "k3")
-#: camera_model of the file -> (pycolmap model, names of its first coefficients in order; the others are zero).
-_MODELS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "PINHOLE": ("PINHOLE", ()),
-    "SIMPLE_PINHOLE": ("PINHOLE", ()),
-    "SIMPLE_RADIAL": ("FULL_OPENCV", _BROWN),
-    "RADIAL": ("FULL_OPENCV", _BROWN),
-    "OPENCV": ("FULL_OPENCV", _BROWN),
-    "FULL_OPENCV": ("FULL_OPENCV", (*_BROWN, "k4", "k5", "k6")),
-    "OPENCV_FISHEYE": ("OPENCV_FISHEYE", ("k1", "k2", "k3", "k4")),
-}
-_COEFFICIENTS = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2")
-_INTRINSICS = ("fl_x", "fl_y", "cx", "cy", "w", "h", "camera_angle_x", "camera_angle_y", *_COEFFICIENTS)
-
-#: Beyond this a number cannot be meant.
-_LARGEST = 1e30
-_RANGES = {
-    **dict.fromkeys(("fl_x", "fl_y"), (0.0, _LARGEST, "a focal length is positive, in pixels")),
-    **dict.fromkeys(_DEPTH_UNITS, (0.0, _LARGEST, "scene units that 1 in a depth map is, positive")),
-    **dict.fromkeys(("camera_angle_x", "camera_angle_y"), (0.0, math.pi, "radians between 0 and 3.14 are expected")),
-    **dict.fromkeys(("w", "h"), (0.5, 1e6, "an image has at least one pixel and less than a million a side")),
-}
 
 
 @dataclass(frozen=True, slots=True)

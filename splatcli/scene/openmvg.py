@@ -17,11 +17,12 @@ from splatcli.scene.parsing import (
     head,
     load_json,
     only_one,
+    path_in_scene,
     viewmat_of,
     with_suffix,
 )
 from splatcli.scene.points import ImagePoints, RawPoints, stride, with_doubt
-from splatcli.scene.source import Entry, FixedLens, Problems, Reader, SceneSource, View, path_in_scene
+from splatcli.scene.source import Entry, FixedLens, Problems, Reader, SceneSource, View
 from splatcli.sizes import counted
 
 FILES = "a reconstruction of OpenMVG (sfm_data.json)"

@@ -15,9 +15,9 @@ from splatcli.config import DataConfig
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.foreign_lenses import Brown, angles_of, colmap_camera, nearest_fisheye
 from splatcli.scene.panorama import EQUIRECTANGULAR
-from splatcli.scene.parsing import MAX_BYTES_WITH_POINTS, lines_of, load_json, viewmat_of
+from splatcli.scene.parsing import MAX_BYTES_WITH_POINTS, lines_of, load_json, path_in_scene, viewmat_of
 from splatcli.scene.points import OFF, ImagePoints, RawPoints, stride, with_doubt
-from splatcli.scene.source import Entry, FixedLens, Problems, Reader, SceneSource, View, path_in_scene
+from splatcli.scene.source import Entry, FixedLens, Problems, Reader, SceneSource, View
 
 FILE = "reconstruction.json"
 #: Where OpenDroneMap has it, beside its images/.

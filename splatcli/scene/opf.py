@@ -17,9 +17,9 @@ from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.find_images import is_file
 from splatcli.scene.foreign_lenses import MAX_SKEW, Brown, angles_of, nearest_fisheye
-from splatcli.scene.parsing import ImageNames, load_json, only_one, turn_about, viewmat_of, with_suffix
+from splatcli.scene.parsing import ImageNames, load_json, only_one, path_in_scene, turn_about, viewmat_of, with_suffix
 from splatcli.scene.points import ImagePoints, RawPoints, stride, with_doubt
-from splatcli.scene.source import Entry, FixedLens, Problems, Reader, SceneSource, View, path_in_scene
+from splatcli.scene.source import Entry, FixedLens, Problems, Reader, SceneSource, View
 from splatcli.sizes import counted
 
 FILES = "a project in the Open Photogrammetry Format (.opf)"

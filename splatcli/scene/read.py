@@ -31,11 +31,8 @@ from splatcli.scene.source import Problems, Reader, SceneSource, View, path_key
 
 _log = logging.getLogger(__name__)
 
-#: The layouts that are read, the more telling first; plug-ins come after them.
-READERS = (
-    colmap.READER,
-    nerfstudio.BLENDER_READER,
-    nerfstudio.READER,
+#: Layouts that are looked for in the folders below, too: those of programs whose files have no fixed names.
+_IMPORTS = (
     opf.READER,
     metashape.READER,
     realitycapture.READER,
@@ -45,8 +42,8 @@ READERS = (
     phone_scans.RECORD3D,
 )
 
-#: Those of other programs, whose files have no fixed names.
-_IMPORTS = READERS[3:]
+#: All layouts, those first that are chosen where a folder has several; plug-ins come after them.
+READERS = (colmap.READER, nerfstudio.BLENDER_READER, nerfstudio.READER, *_IMPORTS)
 
 #: Stems of files that describe cameras or are a part of what does.
 _CAMERA_FILES = frozenset(

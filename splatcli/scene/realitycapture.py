@@ -260,12 +260,10 @@ def _check_metres(views: list[View], file: Path) -> None:
 
 def _xmp_files(root: Path) -> list[Path]:
     """Return the XMP files with poses of RealityCapture, beside the images or in the scene's folder."""
-    for folder in (root / "images", root):
-        if not folder.is_dir():
-            continue
-        below = folder == root / "images"
-        files = [path for path in folder.rglob("*") if path.suffix.lower() == ".xmp"] if below else []
-        found = [file for file in sorted(files) or with_suffix(folder, ".xmp") if file.is_file() and _has_pose(file)]
+    images = root / "images"
+    below = sorted(path for path in images.rglob("*") if path.suffix.lower() == ".xmp" and path.is_file())
+    for folder, files in ((images, below), (root, with_suffix(root, ".xmp"))):
+        found = [file for file in files if _has_pose(file)]
         if found and len(found) >= _LEAST_SHARE * sum(1 for _ in images_below(folder)):
             return found
     return []
@@ -303,7 +301,7 @@ def _read_xmp(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
         what = "without a pose of RealityCapture"
         source.notes.append(counted(without, f"image {what} is left out", f"images {what} are left out"))
     with problems.collect():
-        source.points = points_beside(root / "points.xmp", data.max_points)
+        source.points = points_beside(root / "points.ply", data.max_points)
     return source
 
 

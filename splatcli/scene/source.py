@@ -17,13 +17,7 @@ from numpy.typing import NDArray
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.camera import product
 from splatcli.scene.points import Observations, RawPoints
-
-#: How far R^T R may be from the identity, and a quaternion's length from one: printed digits, not a mistake.
-ROTATION_TOLERANCE = 1e-3
-#: Longest name of a file or folder in bytes, on every file system in use.
-MAX_NAME = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,141 +183,9 @@ class Reader:
     read: Callable[[Path, DataConfig, Problems], SceneSource]
 
 
-#: Stands for the folder above in the names of images outside the scene: names become paths of renders.
-_UP = "__"
-
-
-def path_in_scene(name: str, root: Path, entry: Entry, *, allow_outside: bool) -> tuple[str, str | None]:
-    """Return a file name from a scene file as a clean path relative to ``root``, forward slashes, and None.
-
-    A path that leads out of ``root`` to no file, as those of another machine, becomes its longest end that lies below.
-    A backslash separates folders, unless a file has it in its name.
-    allow_outside: for a file that is not below ``root`` return a safe name and the path as it was given.
-    entry: that names the file. Raises SceneError for a file outside that is not allowed, and always for URLs, drive
-    letters and what is no file name; nothing is ever downloaded.
-    """
-    literal = "\\" in name and any(os.path.isfile(root / folder / name) for folder in IMAGE_FOLDERS)
-    text = name if literal else name.replace("\\", "/")
-    parts = _parts_below(text, root)
-    if parts is None:
-        parts = _end_below(text, root)
-    if parts is None:
-        return _outside(name, text, entry, allow_outside)
-    if not parts or "\0" in text or not all(_is_short(part) for part in parts):
-        shown = name if len(name) <= 100 else f"{name[:100]}..."
-        raise entry.error(f"{shown!r} is not the name of a file", "correct the name")
-    return "/".join(parts), None
-
-
 def path_key(name: str) -> str:
     """Return the name of an image as it is compared: without ending and case."""
     return str(PurePosixPath(name).with_suffix("")).casefold()
-
-
-def leads_outside(name: str, root: Path) -> bool:
-    """Return whether a file name from a scene file leads out of ``root``."""
-    return _parts_below(name.replace("\\", "/"), root) is None
-
-
-def _parts_below(text: str, root: Path) -> list[str] | None:
-    """Return the folders and the name of a path below ``root``; None for one that leads out of it."""
-    path = Path(text)
-    if path.is_absolute() and path.is_relative_to(root):
-        path = path.relative_to(root)
-    if path.is_absolute() or _is_foreign(text):
-        return None
-    parts: list[str] = []
-    for part in path.parts:
-        if part != "..":
-            parts.append(part)
-        elif parts:
-            parts.pop()
-        else:
-            return None
-    return parts
-
-
-def _is_foreign(text: str) -> bool:
-    """Return whether a name is a URL or begins with a drive letter."""
-    return "://" in text or (len(text) > 1 and text[1] == ":" and text[0].isalpha())
-
-
-#: Folders of a scene that images are searched in.
-IMAGE_FOLDERS = ("", "images", "input")
-
-
-def _end_below(text: str, root: Path) -> list[str] | None:
-    """Return the longest end of a path that leads to no file whose folder is below ``root``, else the file of its name.
-
-    That is in one of IMAGE_FOLDERS. None without either.
-    """
-    path = Path(os.path.normpath(text))
-    if "://" in text or "\0" in text or not all(_is_short(part) for part in path.parts):
-        return None
-    if not _is_foreign(text) and os.path.lexists(root / path):
-        return None
-    parts = [part for part in path.parts if part not in ("..", path.anchor)]
-    for start in range(1 if _is_foreign(text) else 0, len(parts) - 1):
-        if (root / Path(*parts[start:-1])).is_dir():
-            return parts[start:]
-    holders = [Path(folder).parts for folder in IMAGE_FOLDERS if parts and (root / folder / parts[-1]).is_file()]
-    return [*holders[0], parts[-1]] if holders else None
-
-
-def _is_short(part: str) -> bool:
-    """Return whether file systems can have such a name; asking them for a longer one is an error, not a no."""
-    try:
-        return len(os.fsencode(part)) <= MAX_NAME
-    except UnicodeEncodeError:
-        return False
-
-
-def _outside(name: str, text: str, entry: Entry, allowed: bool) -> tuple[str, str]:
-    remedy = "put the file into the scene's folder and name it relative to that; "
-    if _is_foreign(text):
-        what = f"{name!r} lies outside the scene's folder, and on no disk of this machine"
-        raise entry.error(what, f"{remedy}nothing is downloaded")
-    if not allowed:
-        what = f"{name!r} lies outside the scene's folder"
-        raise entry.error(what, f"{remedy}or let it be read where it is: splat train --allow-outside")
-    path = Path(text)
-    return "/".join(_UP if part == ".." else part for part in path.parts if part != path.anchor), text
-
-
-def rigid_pose(rotation: NDArray[np.float64], translation: NDArray[np.float64], entry: Entry) -> NDArray[np.float64]:
-    """Return [4, 4], the pose of R [3, 3] and t [3], R replaced by the nearest exact rotation.
-
-    Raises SceneError when a number is not finite, or R is scaled, sheared or mirrored beyond printed digits.
-    """
-    with np.errstate(all="ignore"):
-        # The renderer works in float32, where 1e39 is infinite.
-        finite = np.isfinite([*rotation.ravel(), *translation.astype(np.float32)]).all()
-        skew = np.abs(rotation.T @ rotation - np.eye(3)).max()
-    if not finite:
-        raise entry.error("its pose has numbers that are not finite", _POSE_REMEDY)
-    if not skew <= ROTATION_TOLERANCE:
-        with np.errstate(all="ignore"):
-            lengths = ", ".join(f"{length:.4g}" for length in np.linalg.norm(rotation, axis=0))
-        raise entry.error(
-            f"the 3x3 part of its pose is not a rotation (its columns are {lengths} long, expected 1, 1, 1 and at "
-            "right angles)",
-            f"scale the camera positions, not the matrix; {_POSE_REMEDY}",
-        )
-    if np.linalg.det(rotation) < 0:
-        raise entry.error("its pose is mirrored (determinant -1)", _POSE_REMEDY)
-    for _ in range(_POLAR_STEPS):
-        rotation = product(rotation, 1.5 * np.eye(3) - 0.5 * product(rotation.T, rotation))
-    pose = np.eye(4)
-    pose[:3, :3] = rotation
-    pose[:3, 3] = translation
-    return pose
-
-
-#: Newton's iteration for the polar factor of a matrix, which is its nearest rotation: each step squares the distance,
-#: from ROTATION_TOLERANCE to less than rounding. Unlike a library's SVD it has the same bits on every processor.
-_POLAR_STEPS = 5
-
-_POSE_REMEDY = "correct the pose, or take the view out of the file"
 
 
 #: Problems that a message lists; more are counted.

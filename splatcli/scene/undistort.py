@@ -107,13 +107,14 @@ def pinhole_of(lens: pycolmap.Camera, where: object, label: str) -> pycolmap.Cam
     except (ValueError, RuntimeError):
         usable = False
     if not usable:
-        raise SceneError(
-            f"{label}: its {lens.model_name} distortion cannot be undone; the coefficients "
-            f"{lens.params_to_string()} bend rays out of the image or over one another",
-            where=where,
-            remedy="calibrate the camera again, or undistort the images with `colmap image_undistorter`",
-        )
+        remedy = "calibrate the camera again, or undistort the images with `colmap image_undistorter`"
+        raise _folded_error(lens, where, label, remedy)
     return pinhole
+
+
+def _folded_error(lens: pycolmap.Camera, where: object, label: str, remedy: str) -> SceneError:
+    what = f"its {lens.model_name} distortion cannot be undone; the coefficients {lens.params_to_string()}"
+    return SceneError(f"{label}: {what} bend rays out of the image or over one another", where=where, remedy=remedy)
 
 
 def camera_of(lens: pycolmap.Camera, projection: Projection, where: object, label: str) -> pycolmap.Camera:
@@ -155,12 +156,7 @@ def _fisheye_of(lens: pycolmap.Camera, fov: FieldOfView | None, where: object, l
     fov: FieldOfView.of(lens). Raises SceneError without one: the distortion folds over or leaves the image.
     """
     if fov is None:
-        raise SceneError(
-            f"{label}: its {lens.model_name} distortion cannot be undone; the coefficients {lens.params_to_string()} "
-            "bend rays out of the image or over one another",
-            where=where,
-            remedy="calibrate the camera again",
-        )
+        raise _folded_error(lens, where, label, "calibrate the camera again")
     focal = np.array([lens.focal_length_x, lens.focal_length_y])
     low, high = fov.low * focal, fov.high * focal
     width, height = np.maximum(1, np.round(high - low)).astype(int).tolist()
