@@ -193,13 +193,11 @@ def _place_notes(sidecar: dict[str, Any] | None) -> list[str]:
     """Return a note on the sidecar of a georeferenced scene."""
     if sidecar is None:
         return []
-    if sidecar.get("origin") is None:
+    place = place_of(sidecar)
+    if place is None:
         return ["the scene is in metres"]
-    origin = sidecar["origin"]
-    return [
-        f"the scene is in metres east, north and up of {origin['latitude']:.7f}, {origin['longitude']:.7f}, "
-        f"{origin['height']:.2f} m ({GEOREFERENCE})"
-    ]
+    lat, lon, height = place
+    return [f"the scene is in metres east, north and up of {lat:.7f}, {lon:.7f}, {height:.2f} m ({GEOREFERENCE})"]
 
 
 def _seen(points: PointCloud | None, numbers: dict[str, int], images: ImageStore) -> list[NDArray[np.int64]] | None:

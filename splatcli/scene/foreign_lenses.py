@@ -22,6 +22,8 @@ MAX_SKEW = 0.5
 _RADII = 200
 #: Pixels of an image's side.
 _MAX_SIDE = 1_000_000
+#: Larger radii than this, relative to the focal length, cannot be squared; none is near it.
+_FARTHEST = 1e150
 #: A distorted image shows this much more than its corners say, in radius.
 _MARGIN = 1.2
 
@@ -50,7 +52,7 @@ class Brown:
         if not (k3 or k4):
             return colmap_camera("OPENCV", width, height, [*head, k1, k2, p1, p2], entry)
         a, b = [k1, k2, k3], [0.0, 0.0, 0.0]
-        if k4:
+        if k4 and self.fx > 0 and self.fy > 0:  # undistort.py refuses other focal lengths
             a, b = self._rational(width, height, np.array([k1, k2, k3, k4]), entry)
         return colmap_camera("FULL_OPENCV", width, height, [*head, a[0], a[1], p1, p2, a[2], *b], entry)
 
@@ -62,14 +64,17 @@ class Brown:
             max(self.cx, width - self.cx) / self.fx,
             max(self.cy, height - self.cy) / self.fy,
         )
-        largest = (_MARGIN * corner) ** 2
+        largest = (_MARGIN * min(corner, _FARTHEST)) ** 2
         s = np.linspace(0, 1, _RADII + 1)[1:]
         powers = np.stack([s, s**2, s**3], axis=1)
-        wanted = 1 + np.stack([s, s**2, s**3, s**4], axis=1) @ (k * largest ** np.arange(1, 5))
-        system = np.concatenate([powers, -wanted[:, None] * powers], axis=1)
-        found = np.linalg.lstsq(system, wanted - 1, rcond=None)[0]
-        above, below = 1 + powers @ found[:3], 1 + powers @ found[3:]
-        off = float(np.abs(above / below - wanted).max()) * math.sqrt(largest) * max(self.fx, self.fy)
+        with np.errstate(all="ignore"):  # what is too large is not finite
+            wanted = 1 + np.stack([s, s**2, s**3, s**4], axis=1) @ (k * largest ** np.arange(1, 5))
+            system = np.concatenate([powers, -wanted[:, None] * powers], axis=1)
+            solvable = bool(np.isfinite(system).all())
+            found = np.linalg.lstsq(system, wanted - 1, rcond=None)[0] if solvable else np.zeros(6)
+            above, below = 1 + powers @ found[:3], 1 + powers @ found[3:]
+            off = float(np.abs(above / below - wanted).max()) * math.sqrt(largest) * max(self.fx, self.fy)
+        off = off if math.isfinite(off) else math.inf
         if not (off <= _POLYNOMIAL_TOLERANCE and below.min() > 0):
             raise entry.error(
                 f"its lens has a term of degree 8 (k4) that no model of COLMAP has, and is {off:.2g} pixels away from "

@@ -278,7 +278,7 @@ def read_sidecar(folder: Path, model: str | None = None) -> dict[str, Any] | Non
             raise ValueError("its origin is not finite")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise SceneError(
             f"is no georeference of a scene: {error}", where=file, remedy="remove it, or run splat sfm --overwrite"
         ) from None

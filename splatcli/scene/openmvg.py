@@ -186,7 +186,7 @@ def _points(
             for one in value.get("observations", ())
             if one["key"] in numbers
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         what = f"a point of the structure has no X of three numbers, or an observation no x of two ({error!r})"
         raise whole.error(what) from None
     return RawPoints(xyz, np.full(xyz.shape, _GRAY, np.uint8), whole.file, len(items)) if items else None, seen

@@ -243,7 +243,7 @@ def _points(document: dict[str, Any], whole: Entry, limit: int) -> tuple[RawPoin
         rgb = np.array([row["color"] for row in rows], dtype=np.float64)
         if xyz.shape != (len(rows), 3) or rgb.shape != xyz.shape:
             raise ValueError("not three numbers")
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise whole.error(f"a point has no coordinates or no color of three numbers ({error!r})") from None
     found = RawPoints(xyz, np.clip(np.nan_to_num(rgb), 0, 255).astype(np.uint8), whole.file, total)
     return found, {name: row for row, name in enumerate(points)}

@@ -72,7 +72,8 @@ def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
         with problems.collect():
             number = _id(camera, whole, "a camera")
             entry = whole.named(f"camera {number}")
-            rolling += any(camera.get("rolling_shutter") or ())
+            shift = camera.get("rolling_shutter")  # of the camera while it reads an image
+            rolling += any(shift) if isinstance(shift, list) else bool(shift)
             uri, listed = images.get(number, ("", whole))
             if not uri:
                 raise entry.error("it is not in the project's list of cameras")
@@ -303,7 +304,7 @@ def _points(project: _Project, limit: int, numbers: dict[int, int]) -> tuple[Raw
         colours = np.concatenate([rgb for _, rgb in clouds])
         if len(points) != len(colours):
             raise ValueError("positions and colours differ in number")
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SceneError(f"is no OPF point cloud: {error!r}", where=file, remedy=_EXPORT) from None
     return RawPoints(points, colours, file, total) if len(points) else None, seen
 

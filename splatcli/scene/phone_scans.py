@@ -127,7 +127,8 @@ def _intrinsics(document: dict[str, Any], whole: Entry) -> list[float]:
 
 def _rotation(quaternion: NDArray[np.float64], entry: Entry) -> NDArray[np.float64]:
     """Return [3, 3], the rotation of a quaternion x, y, z, w. Raises SceneError unless its length is about 1."""
-    length = float(np.linalg.norm(quaternion))
+    with np.errstate(over="ignore"):
+        length = float(np.linalg.norm(quaternion))
     if not abs(length - 1) < 0.01:
         raise entry.error(f"the quaternion of its pose is {length:.3g} long, expected 1")
     return np.asarray(pycolmap.Rotation3d(quaternion / length).matrix())

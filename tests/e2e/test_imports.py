@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -769,6 +770,29 @@ HARMS: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
         replaced("project.xml", "<sensors", "<transform>" + 3 * "1e300 0 0 0 0 " + "1</transform><sensors"),
         ("project.xml", "the chunk: its transform is no rotation with a scale"),
     ),
+    "no focal length beside k4": (
+        "metashape",
+        lambda root: [
+            replaced("project.xml", "<f>272.0<", "<f>0<")(root),
+            replaced("project.xml", "<k4>0.0<", "<k4>1e-3<")(root),
+        ],
+        ("project.xml", "sensor 0 'camera': its focal length is 0, 0"),
+    ),
+    "next to no focal length beside k4": (
+        "metashape",
+        lambda root: [
+            replaced("project.xml", "<f>272.0<", "<f>1e-300<")(root),
+            replaced("project.xml", "<k4>0.0<", "<k4>1e-3<")(root),
+        ],
+        ("project.xml", "sensor 0 'camera': its lens has a term of degree 8"),
+    ),
+    "a huge quaternion": (
+        "record3d",
+        lambda root: (path := root / "metadata.json").write_text(
+            re.sub(r'("poses": \[\s*\[\s*)[^,]+', r"\g<1>1e300", path.read_text())
+        ),
+        ("metadata.json", "frame 0: the quaternion of its pose is inf long"),
+    ),
     "cut XML": ("metashape", replaced("project.xml", "</chunk>", ""), ("project.xml:", "not valid XML")),
     "entities": (
         "metashape",
@@ -1113,9 +1137,10 @@ def test_a_rejected_observation_of_opensfm_is_none(tmp_path: Path) -> None:
     assert any(note.startswith("1 point is left out that two images see") for note in scene.notes)
 
 
-def test_observations_through_a_rolling_shutter_are_not_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shift", ["[0.1, 0, 0]", "0.1"])
+def test_observations_through_a_rolling_shutter_are_not_used(shift: str, tmp_path: Path) -> None:
     root = Tracked.of({7: 2}, {7: 0.2}).write("opf", tmp_path)
-    replaced("calibration/calibrated-cameras.json", '"position"', '"rolling_shutter": [0.1, 0, 0], "position"')(root)
+    replaced("calibration/calibrated-cameras.json", '"position"', f'"rolling_shutter": {shift}, "position"')(root)
     scene = read_scene(root, DataConfig())
     assert (len(scene.points or []), scene.observations) == (40, None)
 
@@ -1123,6 +1148,22 @@ def test_observations_through_a_rolling_shutter_are_not_used(tmp_path: Path) -> 
 def points_instead(root: Path, value: object) -> None:
     parts = json.loads((root / "reconstruction.json").read_text())
     (root / "reconstruction.json").write_text(json.dumps([{**part, "points": value} for part in parts]))
+
+
+#: A number that JSON may have and no double holds.
+HUGE = 10**400
+OPENSFM, OPENMVG = "reconstruction.json", "sfm_data_expanded.json"
+
+
+def changed(root: Path, name: str, value: float, *keys: str | int) -> None:
+    """Change a number of a JSON file whose name ends so; infinity is written as 1e400."""
+    (file,) = (path for path in root.rglob("*") if path.name.endswith(name))
+    document = json.loads(file.read_text())
+    inside = document
+    for key in keys[:-1]:
+        inside = inside[key]
+    inside[keys[-1]] = value
+    file.write_text(json.dumps(document).replace("Infinity", "1e400"))
 
 
 def longest_ranges(root: Path) -> None:
@@ -1136,6 +1177,13 @@ def longest_ranges(root: Path) -> None:
     [
         ("opensfm", lambda root: points_instead(root, 5), "reconstruction.json"),
         ("opf", longest_ranges, "tracks.gltf"),
+        # Numbers that no double holds, that are infinite, and that lead out of a file.
+        ("opensfm", lambda root: points_instead(root, {"1": {"coordinates": 3 * [HUGE], "color": [0, 0, 0]}}), OPENSFM),
+        ("openmvg", lambda root: changed(root, "_expanded.json", HUGE, "structure", 0, "value", "X", 0), OPENMVG),
+        ("opf", lambda root: changed(root, "tracks.gltf", HUGE, "nodes", 0, "matrix", 0), "tracks.gltf"),
+        ("opf", lambda root: changed(root, "tracks.gltf", math.inf, "accessors", 0, "count"), "tracks.gltf"),
+        ("opf", lambda root: changed(root, "tracks.gltf", -1, "accessors", 0, "count"), "tracks.gltf"),
+        ("opf", lambda root: changed(root, "tracks.gltf", -8, "bufferViews", 0, "byteOffset"), "tracks.gltf"),
     ],
 )
 def test_broken_points_are_named(

@@ -14,6 +14,7 @@ from scipy.spatial.transform import Rotation
 
 from splatcli.api import Model
 from splatcli.cli.commands import run
+from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.geodesy import enu_axes, from_geocentric, median_place, to_enu, to_geocentric
@@ -26,10 +27,12 @@ from splatcli.scene.georeference import (
     read_sidecar,
     write_sidecar,
 )
+from splatcli.scene.read import read_scene
 from splatcli.sfm.flight_log import read_flight_log
 from splatcli.similarity import Similarity
 from tests.cli.tiny import QUICK, write_scene
 from tests.native.cases import NEEDS_COMPILER
+from tests.scene import made
 from tests.sfm import corner
 from tests.sfm.test_gaps import pipes_stay_open, write_video
 
@@ -361,11 +364,20 @@ def test_a_distance_between_images_that_are_not_there_is_refused_at_once(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_sidecar_is_named(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text('{"origin": {"latitude": "north"}}')
+@pytest.mark.parametrize("latitude", ['"north"', "1e400", "1" + 400 * "0"])
+def test_a_damaged_sidecar_is_named(latitude: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(f'{{"origin": {{"latitude": {latitude}, "longitude": 7, "height": 5}}}}')
     with pytest.raises(SceneError, match=FILE):
         read_sidecar(tmp_path)
     assert read_sidecar(tmp_path / "nowhere") is None
+
+
+def test_a_sidecar_with_numbers_in_quotes_is_read(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path)
+    write_sidecar(tmp_path, {"origin": {"latitude": "46.0", "longitude": "7.0", "height": "500.0"}})
+    scene = read_scene(tmp_path, DataConfig())
+    assert scene.place == (46.0, 7.0, 500.0)
+    assert any("up of 46.0000000, 7.0000000, 500.00 m" in note for note in scene.notes)
 
 
 def test_only_the_largest_model_is_aligned(tmp_path: Path) -> None:
