@@ -271,11 +271,9 @@ def read_sidecar(folder: Path, model: str | None = None) -> dict[str, Any] | Non
     file = folder / FILE
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        origin = content.get("origin")
-        if origin is not None and not all(
-            math.isfinite(float(origin[key])) for key in ("latitude", "longitude", "height")
-        ):
-            raise ValueError("its origin is not finite")
+        place = place_of(content)
+        if place is not None and not (abs(place[0]) <= 90 and abs(place[1]) <= 180 and math.isfinite(place[2])):
+            raise ValueError("its origin is no place on the Earth")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

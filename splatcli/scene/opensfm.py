@@ -28,6 +28,8 @@ _TRACKS, _OUTLIER = "tracks.csv", 0.006
 _TOPOCENTRIC = "reconstruction.topocentric.json"
 #: Metres by which GPS is off, or the part of the extent of the positions, and the error that stands for no position.
 _GPS_ERROR, _GPS_SHARE, _NO_GPS = 10.0, 0.25, 999_999.0
+#: Metres from the reference, along an axis, that no position is at.
+_OFF_EARTH = 1e8
 _REDO = "reconstruct again, or export a COLMAP model (opensfm export_colmap)"
 #: Lenses by their names: those with one focal length and no principal point, and those with two and one.
 _PLAIN = ("perspective", "fisheye", "dual")
@@ -205,8 +207,8 @@ def _gps(shot: dict[str, Any]) -> list[float] | None:
     position, error = shot.get("gps_position"), shot.get("gps_dop", 0.0)
     if not (isinstance(position, list) and len(position) == 3 and any(position)):
         return None
-    good = all(type(one) in (int, float) for one in [*position, error]) and error < _NO_GPS
-    return position if good else None
+    good = all(type(one) in (int, float) and abs(one) < _OFF_EARTH for one in [*position, error])
+    return position if good and error < _NO_GPS else None
 
 
 def _observations(tracks: Path, points: dict[str, int], numbers: dict[str, int], views: list[View]) -> ImagePoints:

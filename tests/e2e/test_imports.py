@@ -659,12 +659,15 @@ def test_the_place_of_a_reconstruction_of_opensfm(beside: bool, tmp_path: Path) 
         ("projected", "OpenDroneMap projected the reconstruction"),
         ("unaligned", "cameras lie [0-9]+ m away from the GPS positions"),
         ("no GPS", "no image has a GPS position"),
+        ("GPS beyond the Earth", "no image has a GPS position"),
         ("no position", None),
     ],
 )
 def test_a_place_that_opensfm_does_not_know(harm: str, says: str | None, tmp_path: Path) -> None:
     cameras, gps = flight()
     made.write_images(tmp_path / "images")
+    if harm == "GPS beyond the Earth":
+        gps = [np.full(3, 1e300) for _ in cameras]
     reference = ZURICH if harm != "no position" else {"latitude": 0.0, "longitude": 0.0, "altitude": 0.0}
     moved = [dataclasses.replace(camera, center=camera.center / 20) for camera in cameras]
     write.opensfm(

@@ -364,7 +364,7 @@ def test_a_distance_between_images_that_are_not_there_is_refused_at_once(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("latitude", ['"north"', "1e400", "1" + 400 * "0"])
+@pytest.mark.parametrize("latitude", ['"north"', "1e400", "1" + 400 * "0", "90.1", "NaN"])
 def test_a_damaged_sidecar_is_named(latitude: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(f'{{"origin": {{"latitude": {latitude}, "longitude": 7, "height": 5}}}}')
     with pytest.raises(SceneError, match=FILE):
