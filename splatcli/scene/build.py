@@ -105,7 +105,7 @@ def build_scene(
         seen=seen,
         file=source.file,
         place=place_of(sidecar) if source.place is None else source.place,
-        observations=source.observations,
+        reprojections=source.reprojections,
         cameras_held=data.points is not None or are_cameras_held(source.root),
     )
 

@@ -32,8 +32,9 @@ from splatcli.progress import report
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.depth_maps import AUTO, wants_relative
 from splatcli.scene.find_images import walk
+from splatcli.scene.observations import seen_through
 from splatcli.scene.parsing import IMAGE_FOLDERS, ROTATION_TOLERANCE, leads_outside, lines_of, path_in_scene, rigid_pose
-from splatcli.scene.points import Observations, RawPoints, Tracks, doubt_of, seen_through, stride
+from splatcli.scene.points import RawPoints, Reprojections, Tracks, doubt_of, stride
 from splatcli.scene.sfm_report import REPORT, are_cameras_held
 from splatcli.scene.source import Entry, FixedLens, Problems, Reader, SceneSource, View
 from splatcli.sizes import counted
@@ -495,7 +496,7 @@ def _points_binary(path: Path, limit: int, with_tracks: bool) -> RawPoints | Non
         starts, lengths = starts[::step], lengths[::step]
         heads = _gather(file.data, starts, _POINT_HEAD.itemsize)
         images = _tracks(file, starts, lengths)[:, 0] if with_tracks else np.zeros(0, np.int64)
-    return _in_order(heads.view(_POINT_HEAD)[:, 0], path, total, images, lengths)
+    return _raw_points(heads.view(_POINT_HEAD)[:, 0], path, total, images, lengths)
 
 
 def _tracks(file: _Records, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -659,7 +660,7 @@ def _points_text(path: Path, limit: int, with_tracks: bool) -> RawPoints | None:
     points = table.view(_TEXT_POINT)[:, 0]
     points["rgb"] = np.clip(np.nan_to_num(points["rgb"]), 0, 255)
     numbers = np.concatenate(images) if images else np.zeros(0, np.int64)
-    return _in_order(points, path, total, numbers, np.array(lengths, np.int64))
+    return _raw_points(points, path, total, numbers, np.array(lengths, np.int64))
 
 
 def _point_fault(path: Path) -> SceneError | None:
@@ -694,7 +695,7 @@ def _fault(path: Path, line_number: int, why: str, remedy: str = _LINE_REMEDY) -
     return SceneError(f"this line is not as it should be: {why}", where=f"{path}:{line_number}", remedy=remedy)
 
 
-def _in_order(
+def _raw_points(
     points: NDArray[Any], path: Path, total: int, images: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> RawPoints | None:
     """Return the points in the order of their ids; None for none.
@@ -713,14 +714,14 @@ def _in_order(
     return RawPoints(points["xyz"][order], points["rgb"][order].astype(np.uint8), path, total, tracks, doubt[order])
 
 
-# --- Observations ----------------------------------------------------------------------------------------------------
+# --- Reprojections ---------------------------------------------------------------------------------------------------
 
 #: Points of which some are taken, evenly many: so the time has a bound, whatever the size of the model.
 _MOST_POINTS, _SAMPLE = 200_000, 2_000
 
 
-def read_observations(file: Path) -> Observations | None:
-    """Return observations of points spread over a model, of which ``file`` is the file of images; None without any.
+def read_reprojections(file: Path) -> Reprojections | None:
+    """Return reprojections of points spread over a model; None without any. file: of the model's images.
 
     The model has been read before; in text files that part was not. Observations that do not name their point are left
     out.
@@ -743,7 +744,7 @@ def read_observations(file: Path) -> Observations | None:
             rays = table.xyz[here] @ viewmat[:3, :3].T + viewmat[:3, 3]
             projected[here], centers[here] = seen_through(camera, rays)
     stated = table.errors[table.errors > 0]
-    return Observations(table.observed, projected, centers, stated, len(table.errors))
+    return Reprojections(table.observed, projected, centers, stated, len(table.errors))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -228,7 +228,7 @@ def _choose_folder(folders: list[Path], views: list[View]) -> Found:
 def _by_last_names(folder: Path, views: list[View]) -> Found | None:
     """Find the images below ``folder`` by their names alone, where these tell all views and files apart; else None.
 
-    A model may name folders that its images were in when it was made, or leave out those that they are in now.
+    A model may name folders that its images were in once, or leave out those that they are in now.
     """
     files: dict[str, list[str]] = defaultdict(list)
     for file in images_below(folder) if folder.is_dir() else ():

@@ -189,7 +189,7 @@ def _points(scene: Scene) -> Iterator[Finding]:
 
 def compare_observations(scene: Scene) -> Iterator[Finding]:
     """Yield findings on cameras and poses, by the observations of points; nothing without observations."""
-    found = colmap.read_observations(scene.file) if scene.kind == colmap.READER.name else scene.observations
+    found = colmap.read_reprojections(scene.file) if scene.kind == colmap.READER.name else scene.reprojections
     if found is None:
         return
     observed, projected = found.observed, found.projected

@@ -12,6 +12,7 @@ from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.foreign_lenses import Brown, colmap_camera
+from splatcli.scene.observations import Observations, with_doubt
 from splatcli.scene.parsing import (
     MAX_BYTES_WITH_POINTS,
     head,
@@ -21,7 +22,7 @@ from splatcli.scene.parsing import (
     viewmat_of,
     with_suffix,
 )
-from splatcli.scene.points import ImagePoints, RawPoints, stride, with_doubt
+from splatcli.scene.points import RawPoints, stride
 from splatcli.scene.source import Entry, FixedLens, Problems, Reader, SceneSource, View
 from splatcli.sizes import counted
 
@@ -74,7 +75,7 @@ def read_openmvg(root: Path, data: DataConfig, problems: Problems) -> SceneSourc
     with problems.collect():
         points, seen = _points(document, whole, data.max_points, numbers)
         if points is not None:
-            source.points, source.observations = with_doubt(points, views, seen)
+            source.points, source.reprojections = with_doubt(points, views, seen)
     return source
 
 
@@ -172,7 +173,7 @@ def _viewmat(pose: Any, entry: Entry) -> NDArray[np.float64]:
 
 def _points(
     document: dict[str, Any], whole: Entry, limit: int, numbers: dict[int, int]
-) -> tuple[RawPoints | None, ImagePoints]:
+) -> tuple[RawPoints | None, Observations]:
     """Return points and their observations. numbers: the indices of views by their keys."""
     items = _items(document, "structure", whole)
     kept = items[:: stride(len(items), limit)]
@@ -180,7 +181,7 @@ def _points(
         xyz = np.array([value["X"] for _, value in kept], dtype=np.float64)
         if items and xyz.shape[1:] != (3,):
             raise ValueError("not three numbers")
-        seen = ImagePoints.of(
+        seen = Observations.of(
             (numbers[one["key"]], row, *(value + _FIRST_CENTER for value in one["value"]["x"]))
             for row, (_, value) in enumerate(kept)
             for one in value.get("observations", ())

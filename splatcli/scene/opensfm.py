@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from splatcli.config import DataConfig
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.foreign_lenses import Brown, angles_of, colmap_camera, nearest_fisheye
+from splatcli.scene.observations import Observations, with_doubt
 from splatcli.scene.panorama import EQUIRECTANGULAR
 from splatcli.scene.parsing import MAX_BYTES_WITH_POINTS, lines_of, load_json, path_in_scene, viewmat_of
-from splatcli.scene.points import OFF, ImagePoints, RawPoints, stride, with_doubt
+from splatcli.scene.points import OFF, RawPoints, stride
 from splatcli.scene.source import Entry, FixedLens, Problems, Reader, SceneSource, View
 
 FILE = "reconstruction.json"
@@ -68,7 +69,7 @@ def read_opensfm(root: Path, data: DataConfig, problems: Problems) -> SceneSourc
         if points is not None and tracks.is_file():
             outlier = _OUTLIER * max((max(lens(0, 0).width, lens(0, 0).height) for lens in lenses.values()), default=1)
             seen = _observations(tracks, names, numbers, views)
-            source.points, source.observations = with_doubt(
+            source.points, source.reprojections = with_doubt(
                 points, views, seen, outlier=outlier, off=max(OFF, outlier / 2)
             )
         else:
@@ -211,9 +212,9 @@ def _gps(shot: dict[str, Any]) -> list[float] | None:
     return position if good and error < _NO_GPS else None
 
 
-def _observations(tracks: Path, points: dict[str, int], numbers: dict[str, int], views: list[View]) -> ImagePoints:
+def _observations(tracks: Path, points: dict[str, int], numbers: dict[str, int], views: list[View]) -> Observations:
     """Return the observations of points. points, numbers: rows of points and indices of views by their names."""
-    seen = ImagePoints.of(_rows(tracks, points, numbers))
+    seen = Observations.of(_rows(tracks, points, numbers))
     lenses = [view.lens(0, 0) for view in views]
     here = np.array([(lens.width, lens.height) for lens in lenses], dtype=np.float64).reshape(-1, 2)[seen.views]
     return replace(seen, pixels=seen.pixels * here.max(axis=1, keepdims=True) + here / 2)

@@ -17,8 +17,9 @@ from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.find_images import is_file
 from splatcli.scene.foreign_lenses import MAX_SKEW, Brown, angles_of, nearest_fisheye
+from splatcli.scene.observations import Observations, with_doubt
 from splatcli.scene.parsing import ImageNames, load_json, only_one, path_in_scene, turn_about, viewmat_of, with_suffix
-from splatcli.scene.points import ImagePoints, RawPoints, stride, with_doubt
+from splatcli.scene.points import RawPoints, stride
 from splatcli.scene.source import Entry, FixedLens, Problems, Reader, SceneSource, View
 from splatcli.sizes import counted
 
@@ -99,7 +100,7 @@ def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
         points, seen = _points(project, data.max_points, numbers)
         source.points = points
         if points is not None and not rolling:  # what a rolling shutter shifts, cameras do not explain
-            source.points, source.observations = with_doubt(points, views, seen)
+            source.points, source.reprojections = with_doubt(points, views, seen)
     return source
 
 
@@ -270,13 +271,13 @@ def _viewmat(camera: dict[str, Any], entry: Entry) -> NDArray[np.float64]:
     return viewmat_of(turn_about(0, omega) @ turn_about(1, phi) @ turn_about(2, kappa), center, entry, opengl=True)
 
 
-def _points(project: _Project, limit: int, numbers: dict[int, int]) -> tuple[RawPoints | None, ImagePoints]:
+def _points(project: _Project, limit: int, numbers: dict[int, int]) -> tuple[RawPoints | None, Observations]:
     """Return the tie points of the calibration, else the first point cloud, and their observations.
 
     They are None where the project has none. numbers: indices of views by the numbers of their cameras.
     """
     files = project.resources.get(_GLTF, [])
-    seen = ImagePoints.of([])
+    seen = Observations.of([])
     if not files:
         return None, seen
     file = files[0]
@@ -311,7 +312,7 @@ def _points(project: _Project, limit: int, numbers: dict[int, int]) -> tuple[Raw
 
 def _matches(
     document: dict[str, Any], matches: dict[str, Any], file: Path, step: int, numbers: dict[int, int]
-) -> ImagePoints:
+) -> Observations:
     """Return the observations of each ``step``-th point of a cloud, which are a range of the matches."""
     cameras = _accessor(document, matches["cameraIds"], file, 1)[:, 0].astype(np.int64)
     pixels = _accessor(document, matches["imagePoints"]["pixelCoordinates"], file, 1).astype(np.float64)
@@ -323,7 +324,7 @@ def _matches(
     places = np.repeat(firsts, counts) + np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     views = np.array([numbers.get(uid, -1) for uid in matches["cameraUids"]], dtype=np.int64)[cameras[places]]
     known = views >= 0
-    return ImagePoints(views[known], rows[known], pixels[places][known])
+    return Observations(views[known], rows[known], pixels[places][known])
 
 
 def _accessor(document: dict[str, Any], index: int, file: Path, step: int) -> NDArray[Any]:

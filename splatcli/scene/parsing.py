@@ -205,8 +205,8 @@ class ImageNames:
     def __call__(self, label: str) -> str:
         """Return the name of the image relative to its folder; a likely one where it is not there.
 
-        Of several images of that name the one is meant whose folders are the label's too. Raises SceneError where
-        that leaves several.
+        Of several images of that name it is the one whose last folders agree most with the label's. Raises SceneError
+        where several do.
         """
         parts = [part for part in label.replace("\\", "/").split("/") if part not in ("", ".", "..")]
         if not parts:

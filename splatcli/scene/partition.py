@@ -1,12 +1,12 @@
 """Blocks: a scene cut into upright columns that are trained one by one, so that none needs the memory of all.
 
 The ground is the plane in which the sparse points spread most, whichever way the cameras hold their heads: those of a
-drone that looks straight down have no upper edge that points up. Cuts lie so that all columns hold the same number
-of points, the first ones across the wider axis, the others within each strip; the outermost columns have no end.
-A block is trained by the views that show
-enough of its column, on the points of the column and its margin and, thinned, on what else these views see, so that
-the column's own Gaussians need not stand in for it (compare VastGaussian, Lin et al., 2024). What lies outside the
-column is left out when blocks are merged.
+drone that looks straight down have no upper edge that points up. Cuts lie so that all columns hold the same number of
+points, the first ones across the wider axis, the others within each strip; the outermost columns have no end.
+
+A block is trained by the views that show enough of its column, on the points of the column and its margin and, thinned,
+on what else these views see, so that the column's own Gaussians need not stand in for it (compare VastGaussian, Lin et
+al., 2024). What lies outside the column is left out when blocks are merged.
 """
 
 from __future__ import annotations

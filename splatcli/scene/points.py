@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy
@@ -15,13 +13,7 @@ from numpy.typing import NDArray
 from plyfile import PlyData
 
 from splatcli.errors import SceneError
-from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.camera import product
-from splatcli.scene.panorama import places_of
 from splatcli.sizes import counted
-
-if TYPE_CHECKING:
-    from splatcli.scene.source import View
 
 #: Bytes of a PLY that are searched for the end of its header.
 _MAX_HEADER = 1 << 20
@@ -103,7 +95,7 @@ OFF = 4.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Observations:
+class Reprojections:
     """Where images see some points of a scene, and where its cameras and poses put these points, as O pairs.
 
     observed, projected: [O, 2] float64 pixels; NaN for a point behind its camera, and where the pose is no pose.
@@ -135,77 +127,6 @@ def doubt_of(errors: NDArray[np.float64], lengths: NDArray[np.int64]) -> NDArray
 def stride(total: int, limit: int) -> int:
     """Return the step that takes at most ``limit`` of ``total`` items, spread evenly over the file."""
     return max(1, math.ceil(total / limit))
-
-
-#: Points whose observations are kept for a comparison, evenly many.
-_SAMPLE = 2_000
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ImagePoints:
-    """Observations of points, as O rows in any order.
-
-    views: [O] int64, indices of the views. points: [O] int64, rows of the points. pixels: [O, 2] float64.
-    """
-
-    views: NDArray[np.int64]
-    points: NDArray[np.int64]
-    pixels: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, rows: Iterable[tuple[int, int, float, float]]) -> ImagePoints:
-        """Return the observations of tuples: view, point, pixel. Raises ValueError and TypeError for other tuples."""
-        table = np.fromiter(rows, np.dtype((np.float64, 4))).astype(np.float64)
-        return cls(table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2:])
-
-    def joined(self, other: ImagePoints, before: int) -> ImagePoints:
-        """Return these observations and ``other``, whose points come after ``before`` rows."""
-        return ImagePoints(
-            np.concatenate([self.views, other.views]),
-            np.concatenate([self.points, before + other.points]),
-            np.concatenate([self.pixels, other.pixels]),
-        )
-
-
-def seen_through(lens: pycolmap.Camera, rays: NDArray[np.float64]) -> tuple[NDArray[np.float64], tuple[float, float]]:
-    """Return the pixels [N, 2] where a lens shows ``rays`` [N, 3] of its camera frame, and its principal point.
-
-    A panorama has no principal point; its middle stands for it.
-    """
-    if lens.is_spherical():
-        return places_of(rays, lens.width, lens.height), (lens.width / 2, lens.height / 2)
-    return np.asarray(lens.img_from_cam(rays)), (lens.principal_point_x, lens.principal_point_y)
-
-
-def with_doubt(
-    raw: RawPoints, views: Sequence[View], seen: ImagePoints, *, outlier: float = math.inf, off: float = OFF
-) -> tuple[RawPoints, Observations | None]:
-    """Return points with the doubt that their observations cast on them, and some of these; None without any.
-
-    views: with lenses that know their size. outlier: reprojection error in pixels from which the program that wrote
-    the points does not count an observation. off: of Observations.
-    """
-    if not len(seen.views):
-        return raw, None
-    projected, centers = np.full((2, *seen.pixels.shape), np.nan)
-    order = np.argsort(seen.views, kind="stable")
-    numbers, starts = np.unique(seen.views[order], return_index=True)
-    for number, here in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
-        view, lens = views[number], views[number].lens(0, 0)
-        xyz = raw.xyz[seen.points[here]]
-        rays = product(xyz, view.viewmat[:3, :3].T) + view.viewmat[:3, 3]
-        projected[here], centers[here] = seen_through(lens, rays)
-    with np.errstate(all="ignore"):
-        errors = np.linalg.norm(projected - seen.pixels, axis=1)
-    used = np.isfinite(errors) & (errors <= outlier)
-    lengths = np.bincount(seen.points[used], minlength=len(raw.xyz))
-    sums = np.bincount(seen.points[used], errors[used], minlength=len(raw.xyz))
-    some = seen.points % stride(len(raw.xyz), _SAMPLE) == 0
-    kept = Observations(
-        seen.pixels[some], projected[some], centers[some], np.zeros(0), len(np.unique(seen.points[some])), off
-    )
-    doubted = replace(raw, doubt=doubt_of(sums / np.maximum(lengths, 1), lengths))
-    return doubted, kept if kept.points else None
 
 
 def clean_points(

@@ -14,7 +14,7 @@ from splatcli.errors import SceneError, UsageError
 from splatcli.scene.camera import Camera, product
 from splatcli.scene.depth_maps import KnownDepths, depths_of_points
 from splatcli.scene.images import ImageStore
-from splatcli.scene.points import WITH_TRACKS, Observations, PointCloud
+from splatcli.scene.points import WITH_TRACKS, PointCloud, Reprojections
 from splatcli.scene.source import SceneSource, View
 from splatcli.sizes import counted
 
@@ -42,7 +42,7 @@ class Scene:
     file: the file that describes the views, for messages.
     place: latitude, longitude, height (EPSG:4979) of the input's origin, where a sidecar (georeference.py) or the
         scene's own files tell it.
-    observations: of some points, in the input's images; None for a COLMAP model, whose files have them.
+    reprojections: of some points, in the input's images; None for a COLMAP model, whose files have them.
     seen: for each camera the rows of ``points`` that its image is known to see; None where that was not asked for.
     cameras_held: the cameras were known before the points: these were triangulated with them, or given.
     """
@@ -60,7 +60,7 @@ class Scene:
     seen: list[NDArray[np.int64]] | None = None
     file: Path = field(default_factory=Path)
     place: tuple[float, float, float] | None = None
-    observations: Observations | None = None
+    reprojections: Reprojections | None = None
     cameras_held: bool = False
 
     def __post_init__(self) -> None:

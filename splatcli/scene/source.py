@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.points import Observations, RawPoints
+from splatcli.scene.points import RawPoints, Reprojections
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class SceneSource:
     depth_scale: scene units that 1 in a depth map is, where the layout says so.
     alternatives: what else could be read instead, for messages ("--model sparse/1 has 180 images").
     incidental: programs leave these files beside images: where a COLMAP model is too, they need not agree with it.
-    observations: of some points, where the reader knows them.
+    reprojections: of some points, where the reader knows observations.
     place: latitude, longitude, height (EPSG:4979) of the origin, of a scene in metres, x east, y north and z up of it.
     """
 
@@ -161,7 +161,7 @@ class SceneSource:
     depth_scale: float | None = None
     alternatives: str | None = None
     incidental: bool = False
-    observations: Observations | None = None
+    reprojections: Reprojections | None = None
     place: tuple[float, float, float] | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -228,8 +228,8 @@ class SceneProblems(SceneError):
 class Problems:
     """Collects SceneErrors while a scene is examined.
 
-    What is found to be wrong is left out of what is examined next, so that each problem is its own and not the
-    consequence of another. ``raise_any`` ends the examination.
+    What is wrong is left out of what is examined next, so that no problem is the consequence of another.
+    ``raise_any`` ends the examination.
     """
 
     def __init__(self, root: Path) -> None:

@@ -1145,7 +1145,7 @@ def test_observations_through_a_rolling_shutter_are_not_used(shift: str, tmp_pat
     root = Tracked.of({7: 2}, {7: 0.2}).write("opf", tmp_path)
     replaced("calibration/calibrated-cameras.json", '"position"', f'"rolling_shutter": {shift}, "position"')(root)
     scene = read_scene(root, DataConfig())
-    assert (len(scene.points or []), scene.observations) == (40, None)
+    assert (len(scene.points or []), scene.reprojections) == (40, None)
 
 
 def points_instead(root: Path, value: object) -> None:
