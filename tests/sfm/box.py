@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from tests.sfm.corner import lookup, texture
+from tests.sfm.corner import looking, lookup, texture
 
 WIDTH, HEIGHT, FOCAL = 256, 144, 420.0
 #: Half the sides of the box, and the distance of the cameras from its middle.
@@ -19,13 +19,7 @@ def pose(turn: float) -> NDArray[np.float64]:
     """[4, 4] world to camera, OpenCV axes, from 20 degrees above. turn: degrees about the vertical."""
     angle, rise = np.radians(turn), np.radians(20.0)
     center = DISTANCE * np.array([np.cos(angle) * np.cos(rise), np.sin(angle) * np.cos(rise), np.sin(rise)])
-    forward = -center / DISTANCE
-    right = np.cross(forward, [0.0, 0.0, 1.0])
-    right /= np.linalg.norm(right)
-    made = np.eye(4)
-    made[:3, :3] = np.stack([right, np.cross(forward, right), forward])
-    made[:3, 3] = -made[:3, :3] @ center
-    return made
+    return looking(center, at=np.zeros(3))
 
 
 def image(turn: float) -> Image.Image:

@@ -19,9 +19,12 @@ def pose(index: float) -> NDArray[np.float64]:
     """[4, 4] world to camera, OpenCV axes: steps of six degrees at 3.5 m from the corner, up and down a little."""
     angle, rise = np.radians(24 + 6 * index), 0.35 + 0.12 * (index % 3)
     direction = np.array([np.cos(angle), np.sin(angle), rise])
-    center = 3.5 * direction / np.linalg.norm(direction)
-    forward = np.array([0.3, 0.3, 0.4]) - center
-    forward /= np.linalg.norm(forward)
+    return looking(3.5 * direction / np.linalg.norm(direction), at=np.array([0.3, 0.3, 0.4]))
+
+
+def looking(center: NDArray[np.float64], *, at: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[4, 4] world to camera, OpenCV axes, of a camera at ``center`` [3] that looks to ``at`` [3]; z is up."""
+    forward = (at - center) / np.linalg.norm(at - center)
     right = np.cross(forward, [0.0, 0.0, 1.0])
     right /= np.linalg.norm(right)
     made = np.eye(4)
