@@ -479,7 +479,7 @@ class Job:
             "contradicted_after": len(left),
             "before": len(mapped.registered),
             "after": len(found.registered),
-            "left_out": len(verified_pairs(mapped.database)) - found.verified,
+            "left_out": len(verified_pairs(mapped.database).keys() - verified_pairs(found.database).keys()),
             "used": used,
         }
         return replace(found if used else mapped, ambiguous=facts)
