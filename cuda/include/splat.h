@@ -25,7 +25,7 @@
 extern "C" {
 #endif
 
-#define SPLAT_ABI_VERSION 15
+#define SPLAT_ABI_VERSION 16
 #define SPLAT_CHUNK 256      /* Gaussians a work unit; arrays over visible Gaussians have N rounded up to it */
 #define SPLAT_TILE 16        /* pixels a side */
 #define SPLAT_PROJECTED 16   /* reals of a projected Gaussian */
@@ -192,8 +192,7 @@ typedef struct SplatProjectGrad {
   int32_t reserved;
   const SplatGaussians* gradients; /* written in full, zero where invisible */
   const SplatAdam* adam;           /* applied at once, no gradient is stored; SH above sh_degree is left unchanged */
-  void* pose_partials;             /* real [M / SPLAT_CHUNK, SPLAT_POSE] workspace, with v_viewmat */
-  void* v_viewmat;                 /* real [4, 4], last row 0 */
+  void* pose_partials;             /* real [M / SPLAT_CHUNK, SPLAT_POSE]; splat_pose_vjp makes the pose's gradient of it */
   void* grad2d;                    /* real [n], += |(W/2, H/2) dL/dmean2d|; with_abs: of the sums of magnitudes */
   void* count;                     /* real [n], += 1 where visible */
 } SplatProjectGrad;
@@ -248,6 +247,10 @@ int32_t splat_sum_isect_grads(const SplatCall*, const SplatGaussians*, const Spl
                               uint32_t* reached);
 int32_t splat_project_vjp(const SplatCall*, const SplatView*, const SplatGaussians*, const SplatFrame*,
                           const SplatProjectGrad*);
+/* Sums the pose_partials of `chunks` chunks, also of several splat_project_vjp, in their order; the gradient of the
+ * world-to-camera matrix goes to v_viewmat, real [4, 4], last row 0. Of the frame, counters alone are read. */
+int32_t splat_pose_vjp(const SplatCall*, const SplatView*, const SplatFrame*, const void* pose_partials,
+                       int64_t chunks, void* v_viewmat);
 int64_t splat_loss_bytes(const SplatCall*, const SplatLoss*);
 int32_t splat_loss(const SplatCall*, SplatLoss*);
 /* One dense Adam step from gradients in memory; sh_last_step is not read. */

@@ -14,7 +14,6 @@ from splatcli.errors import DistributedError, SplatError, UsageError
 from splatcli.sizes import counted, gib
 
 if TYPE_CHECKING:
-    from splatcli.config import Config
     from splatcli.distributed.process_group import ProcessGroup
 
 #: Memory of a process that has loaded torch and has no scene yet: 300 MB measured, of which files are shared.
@@ -99,14 +98,8 @@ def _check_memory(ranks: int, asked: str) -> None:
         )
 
 
-def check_sharded(config: Config, *, viewer: bool) -> None:
-    """Raise UsageError for settings that need all Gaussians in one process."""
-    if config.views.pose_opt:
-        raise UsageError(
-            "a pose's gradient is a sum over all Gaussians, and would have other bits where processes hold a part each",
-            where="views.pose_opt",
-            remedy="--distributed replicated refines poses",
-        )
+def check_sharded(*, viewer: bool) -> None:
+    """Raise UsageError for options that need all Gaussians in one process."""
     if viewer:
         raise UsageError(
             "a page shows what one process holds, and with sharded Gaussians that is a part of them",

@@ -352,7 +352,7 @@ def resume_training(path: Path, overrides: ResumeOverrides, context: RunContext)
         root = scene_folder(checkpoint, overrides.data, f"{command} --data DIR")
         check_batch(config, None if group is None else group.size)
         if sharded:
-            check_sharded(config, viewer=context.live is not None)
+            check_sharded(viewer=context.live is not None)
         out.message(f"reading {root}")
         with context.slow_section("reading the scene"), _skipping_in_a_new_run(root, named):
             data, more = (config.data, []) if "data.points" in requested else data_to_resume(config.data)

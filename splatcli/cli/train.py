@@ -288,7 +288,7 @@ def _checked(
             remedy=f"-n {args.stop_at} for a run of so many steps; or leave out --stop-at",
         )
     if args.processes.sharded:
-        check_sharded(config, viewer=args.page.viewer)
+        check_sharded(viewer=args.page.viewer)
     args.foreign.check_model_is_given(config.model.init not in NAMED_STARTS)
     if config.data.blocks is not None:
         _check_blocks(args, config.data.block)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-ABI_VERSION = 15
+ABI_VERSION = 16
 CHUNK = 256
 TILE = 16
 PROJECTED = 16
@@ -184,7 +184,6 @@ class ProjectGrad(_Sized):
         ("gradients", c.POINTER(GaussianArrays)),
         ("adam", c.POINTER(Adam)),
         ("pose_partials", c.c_void_p),
-        ("v_viewmat", c.c_void_p),
         ("grad2d", c.c_void_p),
         ("count", c.c_void_p),
     ]
@@ -243,6 +242,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "splat_blend_vjp": (c.c_int32, [_call, _view, _frame, c.c_void_p, _images, _images, c.c_void_p, c.c_void_p]),
     "splat_sum_isect_grads": (c.c_int32, [_call, _gaussians, _frame, c.c_void_p, c.c_void_p]),
     "splat_project_vjp": (c.c_int32, [_call, _view, _gaussians, _frame, c.POINTER(ProjectGrad)]),
+    "splat_pose_vjp": (c.c_int32, [_call, _view, _frame, c.c_void_p, c.c_int64, c.c_void_p]),
     "splat_loss_bytes": (c.c_int64, [_call, c.POINTER(Loss)]),
     "splat_loss": (c.c_int32, [_call, c.POINTER(Loss)]),
     "splat_adam": (c.c_int32, [_call, _gaussians, _gaussians, c.POINTER(Adam)]),

@@ -170,13 +170,13 @@ class RasterContext:
         *,
         gradients: abi.GaussianArrays | None = None,
         adam: abi.Adam | None = None,
-        v_viewmat: Tensor | None = None,
+        with_pose: bool = False,
         grad2d: Tensor | None = None,
         count: Tensor | None = None,
     ) -> None:
         """Write gradients of the raw parameters to ``gradients``, or apply them at once through ``adam``.
 
-        v_viewmat: [4, 4], filled. grad2d, count: [N], added to (see DensifyStats).
+        with_pose: fill pose_partials(). grad2d, count: [N], added to (see DensifyStats).
         """
         pointer = self.backend.pointer
         out = abi.ProjectGrad()
@@ -184,13 +184,25 @@ class RasterContext:
             out.gradients = ctypes.pointer(gradients)
         if adam is not None:
             out.adam = ctypes.pointer(adam)
-        if v_viewmat is not None:
-            chunks = -(-arrays.n // abi.CHUNK)
-            out.pose_partials = self._take("pose_partials", chunks * abi.POSE, self.backend.dtype)
-            out.v_viewmat = pointer(v_viewmat, 4, 4)
+        if with_pose:
+            out.pose_partials = address(self.pose_partials(arrays.n))
         if grad2d is not None and count is not None:
             out.grad2d, out.count = pointer(grad2d, arrays.n), pointer(count, arrays.n)
         self.backend.call("project_vjp", view, arrays, self.native, out)
+
+    def pose_partials(self, n: int) -> Tensor:
+        """Return [chunks, POSE] the sums of the pose's gradient over each chunk of ``n`` Gaussians."""
+        chunks = -(-n // abi.CHUNK)
+        numbers = self.arena.take("pose_partials", chunks * abi.POSE, self.backend.dtype)
+        return numbers[: chunks * abi.POSE].view(chunks, abi.POSE)
+
+    def pose_vjp(self, view: abi.View, partials: Tensor, v_viewmat: Tensor) -> None:
+        """Fill v_viewmat [4, 4] with the gradient of the view's matrix, from pose_partials() of all Gaussians."""
+        pointer = self.backend.pointer
+        chunks = len(partials)
+        self.backend.call(
+            "pose_vjp", view, self.native, pointer(partials, chunks, abi.POSE), chunks, pointer(v_viewmat, 4, 4)
+        )
 
     def images(self, view: abi.View, image: Tensor, alpha: Tensor | None, depth: Tensor | None) -> abi.Images:
         """Return pointers to images or to their gradients; None is left out."""

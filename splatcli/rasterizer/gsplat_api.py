@@ -295,8 +295,6 @@ def _check_sharded(
             )
     if batch:
         raise UsageError("batches are not supported with distributed=True", remedy="one call for each")
-    if viewmats.requires_grad:
-        raise UsageError("poses get no gradient with distributed=True", remedy="viewmats.detach()")
     group.check_agreement("a rasterization", cameras=cameras, **{"SH degree": -1 if sh_degree is None else sh_degree})
 
 
@@ -307,13 +305,13 @@ def _camera(viewmat: Tensor, K: Tensor, width: int, height: int, model: CameraMo
 
 
 class _View:
-    """A camera with the tensor that its pose may get a gradient through."""
+    """A camera. pose: [4, 4], where it gets a gradient."""
 
     def __init__(
         self, viewmat: Tensor, camera: Camera, near: float, far: float, antialiased: bool, group: ProcessGroup | None
     ) -> None:
         self.group = group
-        self.viewmat = viewmat
+        self.pose = viewmat if viewmat.requires_grad else None
         self.camera = camera
         self.z_range = (near, far)
         self.antialiased = antialiased
@@ -329,7 +327,7 @@ class _View:
             gaussians,
             self.camera,
             background=background,
-            viewmat=self.viewmat if self.viewmat.requires_grad else None,
+            viewmat=self.pose,
             antialiased=self.antialiased,
             z_range=self.z_range,
             colors=colors,
@@ -392,6 +390,7 @@ class _CameraRender:
                 gaussians,
                 view.camera,
                 background=self._behind(begin),
+                viewmat=view.pose,
                 antialiased=view.antialiased,
                 z_range=view.z_range,
             )

@@ -353,9 +353,10 @@ class _Rasterize(torch.autograd.Function):
             view,
             context.backend.arrays(gaussians),
             gradients=context.backend.arrays(gradients),
-            v_viewmat=v_viewmat,
+            with_pose=v_viewmat is not None,
         )
         if v_viewmat is not None:
+            context.pose_vjp(view, context.pose_partials(len(gaussians)), v_viewmat)
             v_viewmat = v_viewmat.to(viewmat.device)
         by_group = [getattr(gradients, name) for name in GROUPS]
         v_shares = v_means2d if ctx.needs_input_grad[4] else None

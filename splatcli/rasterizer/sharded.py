@@ -9,7 +9,7 @@ bits are those of one process that holds all Gaussians. ShardedEngine trains so,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,7 +99,7 @@ def take_sums(context: RasterContext, slots: Tensor, returned: Tensor) -> None:
 class ShardedEngine(BatchEngine):
     """Training steps on several views by processes that hold a shard of the Gaussians each.
 
-    gaussians, adam: of step(), this process' rows. No pose is trained.
+    gaussians, adam: of step(), this process' rows; whole chunks of abi.CHUNK where poses are trained.
     """
 
     group: ProcessGroup
@@ -124,9 +124,14 @@ class ShardedEngine(BatchEngine):
         seen, projected, counts = self._project(gaussians, views, problem)
         numbers, sums, counts = self._blend(inputs, projected, counts)
         assert shared is not None
+        partials = []
         for view, returned in zip(seen, torch.split(sums, counts), strict=False):
             self._gradients(view, returned, shared, own)
             total.flat += own.flat
+            if _with_pose(shared):
+                partials.append(self._projection.pose_partials(len(gaussians)).clone())
+        if _with_pose(shared):
+            self._pose_gradient(seen, partials)
         return numbers
 
     def _gather_sums(self, total: FlatSums) -> None:
@@ -219,9 +224,25 @@ class ShardedEngine(BatchEngine):
             view.view,
             view.arrays,
             gradients=context.backend.arrays(own.gradients),
+            with_pose=_with_pose(shared),
             grad2d=None if stats is None else stats.grad2d,
             count=None if stats is None else stats.count,
         )
+
+    def _pose_gradient(self, seen: Sequence[ProjectedView], partials: Sequence[Tensor]) -> None:
+        """Sum the gradient of the pose of this process' view, if it has one.
+
+        seen: the views of the round. partials: pose_partials() of this process' Gaussians in each.
+        """
+        counts = [len(chunks) for chunks in partials] + [0] * (self.group.size - len(partials))
+        everything, _ = self.group.all_to_all_rows(torch.cat(list(partials)), counts)
+        if self.group.rank < len(seen):
+            self._pipeline.pose_vjp(seen[self.group.rank].view, everything)
+
+
+def _with_pose(inputs: StepInputs) -> bool:
+    """Return whether a step trains poses."""
+    return inputs.view_params is not None and inputs.view_params.pose
 
 
 # --- rendering --------------------------------------------------------------------------------------------------------
@@ -229,11 +250,15 @@ class ShardedEngine(BatchEngine):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rendering:
-    """The arguments of a joint render, beside the tensors that have gradients."""
+    """The arguments of a joint render, beside the tensors that have gradients.
+
+    with_pose: of each camera, whether its pose gets a gradient.
+    """
 
     group: ProcessGroup
     backend: Backend
     cameras: Sequence[Camera]
+    with_pose: Sequence[bool]
     sh_degree: int
     antialiased: bool
     z_range: tuple[float, float] | None
@@ -255,6 +280,7 @@ def render_sharded(
     camera: Camera,
     *,
     background: Tensor | None = None,
+    viewmat: Tensor | None = None,
     antialiased: bool = False,
     z_range: tuple[float, float] | None = None,
 ) -> Render:
@@ -263,6 +289,8 @@ def render_sharded(
     Both passes are collective: every rank calls this and backward() as often as the others.
     gaussians: this rank's own; there may be none. They get the gradients of the losses of all ranks, added by rank.
     background: [3], of this rank's image.
+    viewmat: [4, 4] world to camera; replaces the camera's pose and gets a gradient: a sum over chunks of 256 Gaussians
+        of each rank, bit-identical to that of one process where ranks hold whole chunks, and else rounded differently.
     Raises DistributedError on every rank, naming those that differ, when SH degrees, antialiasing or z_range are not
     the same, or when some ranks do not come; UsageError for parameters in float64; ResourceError where there are no
     kernels for the device, or no compiler.
@@ -278,11 +306,17 @@ def render_sharded(
         near=near,
         far=far,
     )
-    cameras = [_unpacked(row) for row in group.all_gather(_packed(camera))]
-    job = _Rendering(group, backend_for(gaussians.device), cameras, gaussians.sh_degree, antialiased, z_range)
+    pose = torch.eye(4) if viewmat is None else viewmat.float()
+    if viewmat is not None:
+        camera = replace(camera, viewmat=pose.detach().double().cpu().numpy())
+    own = _packed(camera, pose.requires_grad and torch.is_grad_enabled())
+    cameras, with_pose = zip(*map(_unpacked, group.all_gather(own)), strict=True)
+    backend, degree = backend_for(gaussians.device), gaussians.sh_degree
+    job = _Rendering(group, backend, cameras, with_pose, degree, antialiased, z_range)
     parameters = [tensor.float().contiguous() for _, tensor in gaussians.items()]
     behind = gaussians.means.new_zeros(3) if background is None else background
-    image, alpha, depth = _RenderSharded.apply(job, behind.float().contiguous(), *parameters)  # type: ignore[no-untyped-call]
+    tensors = (behind.float().contiguous(), pose, *parameters)
+    image, alpha, depth = _RenderSharded.apply(job, *tensors)  # type: ignore[no-untyped-call]
     return Render(image, alpha, depth)
 
 
@@ -290,7 +324,9 @@ class _RenderSharded(torch.autograd.Function):
     """Two exchanges as one node of the graph."""
 
     @staticmethod
-    def forward(ctx: Any, job: _Rendering, background: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, job: _Rendering, background: Tensor, viewmat: Tensor, *parameters: Tensor
+    ) -> tuple[Tensor, ...]:
         group, gaussians = job.group, Gaussians(*parameters)
         contexts: list[tuple[RasterContext, abi.View, abi.GaussianArrays, Tensor]] = []
         sent = []
@@ -309,7 +345,7 @@ class _RenderSharded(torch.autograd.Function):
         image, alpha, depth = background.new_empty(*size, 3), background.new_empty(size), background.new_empty(size)
         context.blend(view, background, image, alpha, depth)
         ctx.job, ctx.contexts, ctx.own = job, contexts, (context, view)
-        ctx.counts = counts
+        ctx.counts, ctx.pose_device = counts, viewmat.device
         ctx.save_for_backward(background, image, alpha, depth, *parameters)
         return image, alpha, depth
 
@@ -328,22 +364,34 @@ class _RenderSharded(torch.autograd.Function):
         returned, counts = ctx.job.group.all_to_all_rows(sums, ctx.counts)
         total = Gaussians(*parameters).map(torch.zeros_like)
         part = total.map(torch.empty_like)
-        for (own, own_view, arrays, slots), rows in zip(ctx.contexts, torch.split(returned, counts), strict=True):
+        partials = [total.means.new_zeros(0, abi.POSE)]
+        splits = zip(ctx.contexts, torch.split(returned, counts), ctx.job.with_pose, strict=True)
+        for (own, own_view, arrays, slots), rows, with_pose in splits:
             take_sums(own, slots, rows)
-            own.project_vjp(own_view, arrays, gradients=own.backend.arrays(part))
+            own.project_vjp(own_view, arrays, gradients=own.backend.arrays(part), with_pose=with_pose)
             for name in GROUPS:
                 getattr(total, name).add_(getattr(part, name))
-        return None, v_background, *(getattr(total, name) for name in GROUPS)
+            if with_pose:
+                partials.append(own.pose_partials(arrays.n))
+        v_viewmat = None
+        if any(ctx.job.with_pose):
+            chunks = [-(-len(total) // abi.CHUNK) * with_pose for with_pose in ctx.job.with_pose]
+            everything, _ = ctx.job.group.all_to_all_rows(torch.cat(partials), chunks)
+            if ctx.needs_input_grad[2]:
+                v_viewmat = total.means.new_empty(4, 4)
+                context.pose_vjp(view, everything, v_viewmat)
+                v_viewmat = v_viewmat.to(ctx.pose_device)
+        return None, v_background, v_viewmat, *(getattr(total, name) for name in GROUPS)
 
 
-def _packed(camera: Camera) -> Tensor:
-    """Return a camera as [24] float64."""
+def _packed(camera: Camera, with_pose: bool) -> Tensor:
+    """Return a camera, and whether its pose gets a gradient, as [25] float64."""
     lens = [camera.width, camera.height, camera.fx, camera.fy, camera.cx, camera.cy, camera.near]
-    lens.append(MODELS.index(camera.model))
+    lens += [MODELS.index(camera.model), with_pose]
     return torch.tensor([*lens, *camera.viewmat.reshape(-1).tolist()], dtype=torch.float64)
 
 
-def _unpacked(row: Tensor) -> Camera:
-    width, height, fx, fy, cx, cy, near, model, *matrix = row.tolist()
+def _unpacked(row: Tensor) -> tuple[Camera, bool]:
+    width, height, fx, fy, cx, cy, near, model, with_pose, *matrix = row.tolist()
     pose = np.array(matrix).reshape(4, 4)
-    return Camera("", int(width), int(height), fx, fy, cx, cy, pose, near, MODELS[int(model)])
+    return Camera("", int(width), int(height), fx, fy, cx, cy, pose, near, MODELS[int(model)]), bool(with_pose)

@@ -6,7 +6,7 @@ Engines may enqueue a step and report its loss later.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -98,11 +98,14 @@ class Shard:
     """The rows of all Gaussians that one of several processes holds: the ``rank``-th of ``size`` equal parts.
 
     total: Gaussians of all processes.
+    unit: rows that stay together; parts are equal up to as many. Sums over the chunks of a part are those of the whole
+        where it is a multiple of abi.CHUNK.
     """
 
     rank: int
     size: int
     total: int
+    unit: int = 1
 
     @property
     def first(self) -> int:
@@ -119,7 +122,8 @@ class Shard:
 
     def start(self, rank: int) -> int:
         """Return the first row of ``rank``; of ``size``, how many there are."""
-        return rank * self.total // self.size
+        units = -(-self.total // self.unit)
+        return min(rank * units // self.size * self.unit, self.total)
 
     def counts(self) -> list[int]:
         """Return the rows of each process, by rank."""
@@ -127,7 +131,7 @@ class Shard:
 
     def of(self, total: int) -> Shard:
         """Return the part of the same process when there are ``total`` Gaussians."""
-        return Shard(self.rank, self.size, total)
+        return replace(self, total=total)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

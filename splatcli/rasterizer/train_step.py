@@ -81,18 +81,25 @@ class TrainStepPipeline:
         update = self._adam_update(adam, step, inputs) if gradients is None else None
         arrays = context.project(view, gaussians, update)
         loss = self.rasterize_with_loss(view, arrays, inputs, capacity=capacity)
+        with_pose = view_params is not None and view_params.pose
         context.project_vjp(
             view,
             arrays,
             gradients=None if gradients is None else self.backend.arrays(gradients),
             adam=update,
-            v_viewmat=self.v_params[:_POSE].view(4, 4) if view_params is not None and view_params.pose else None,
+            with_pose=with_pose,
             grad2d=None if stats is None else stats.grad2d,
             count=None if stats is None else stats.count,
         )
+        if with_pose:
+            self.pose_vjp(view, context.pose_partials(arrays.n))
         if inputs.regularisation.noise > 0.0 and gradients is None:
             self.noise(gaussians, step, inputs)
         return loss
+
+    def pose_vjp(self, view: abi.View, partials: Tensor) -> None:
+        """Fill the pose's part of v_params from RasterContext.pose_partials() of all Gaussians."""
+        self.context.pose_vjp(view, partials, self.v_params[:_POSE].view(4, 4))
 
     def view(self, gaussians: Gaussians, camera: Camera, inputs: StepInputs) -> abi.View:
         """Return ``camera`` for the native side, for a step with ``inputs``."""

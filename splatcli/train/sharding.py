@@ -1,7 +1,8 @@
 """Sharding: a state of which each process holds some rows: cut, redistributed after a refinement, gathered to be saved.
 
 Every process decides a refinement, on all rows. For that it gathers the columns that the decision reads: 52 bytes of a
-Gaussian's 720. Whole rows move only to the process that holds them afterwards; all processes hold equally many.
+Gaussian's 720. Whole rows move only to the process that holds them afterwards; all processes hold equally many, in
+whole chunks of abi.CHUNK rows where poses are optimised.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor
 
 from splatcli.checkpoint.state import Checkpoint
+from splatcli.config import Config
 from splatcli.errors import ResourceError
 from splatcli.gaussians import Gaussians
+from splatcli.native import abi
 from splatcli.rasterizer.offload import DEVICE_STORAGE, MemoryMapped, TensorStorage
 from splatcli.rasterizer.step_inputs import DensifyStats, Shard
 from splatcli.train.data_parallel import digest_of
@@ -34,6 +37,14 @@ GEOMETRY = ("means", "quats", "log_scales", "logit_opacities")
 def sharding_group(group: ProcessGroup | None, *, sharded: bool) -> ProcessGroup | None:
     """Return the group whose processes hold a shard each; None where each process holds all Gaussians."""
     return group if group is not None and sharded and group.size > 1 else None
+
+
+def sharding_of(group: ProcessGroup | None, config: Config, total: int) -> Shard | None:
+    """Return this process' shard of ``total`` Gaussians; None without a group."""
+    if group is None:
+        return None
+    # The gradient of a pose is a sum over chunks, and then over all.
+    return Shard(group.rank, group.size, total, abi.CHUNK if config.views.pose_opt else 1)
 
 
 def shard_of(

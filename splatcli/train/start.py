@@ -17,7 +17,7 @@ from splatcli.native.backend import ISA_VARIABLE, chosen_isa, same_rounding
 from splatcli.rasterizer.adam import AdamState, sum_of_log_sizes
 from splatcli.rasterizer.filter_3d import filter_sizes
 from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage, storage_for
-from splatcli.rasterizer.step_inputs import DensifyStats, Shard
+from splatcli.rasterizer.step_inputs import DensifyStats
 from splatcli.scene.depth_maps import AUTO
 from splatcli.scene.inspect import mask_notes, masked_share, scene_notes
 from splatcli.scene.scene import Scene, check_depths
@@ -31,7 +31,7 @@ from splatcli.train.per_view_params import PerViewParams
 from splatcli.train.run_scene import check_same_scene
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.schedule import resolve_downscales
-from splatcli.train.sharding import shard_of
+from splatcli.train.sharding import shard_of, sharding_of
 from splatcli.train.state import TRAINING_STREAMS, TrainState, stream_generator
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def new_state(
     shards = 1 if sharding is None else sharding.size
     config, more = planned_config(config, scene, gaussians, device, planned=planned, shards=shards, storage=storage)
     notes = notes + more
-    shard = None if sharding is None else Shard(sharding.rank, sharding.size, len(gaussians))
+    shard = sharding_of(sharding, config, len(gaussians))
     optim, log_size = config.optim, sum_of_log_sizes(gaussians.log_scales) / max(1, len(gaussians))
     per_view_params, sizes = PerViewParams.new(config.views, [scene.cameras[view] for view in scene.train]), None
     if config.train.filter_3d:
@@ -219,7 +219,7 @@ def resumed_state(
         shards = 1 if sharding is None else sharding.size
         config, more = _plan_resumed(checkpoint, scene, torch.device(device), config, shards, storage)
         notes += more
-    shard = None if sharding is None else Shard(sharding.rank, sharding.size, len(checkpoint.gaussians))
+    shard = sharding_of(sharding, config, len(checkpoint.gaussians))
     state = shard_of(checkpoint, shard, device, storage=storage)
     if lengthened:
         check_iterations(config, state.step)

@@ -19,9 +19,9 @@ from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import find_latest_sound
 from splatcli.cli.commands import run as splat
 from splatcli.cli.ranks import check_sharded
-from splatcli.config import build_config
 from splatcli.distributed.launch import joint_code
 from splatcli.errors import UsageError
+from splatcli.native import abi
 from tests.cli.test_suspicious_views import with_negatives
 from tests.cli.tiny import QUICK, write_scene
 from tests.forked import splat_command
@@ -85,6 +85,25 @@ def test_ranks_leave_out_the_views_that_one_process_does(tmp_path: Path, shell: 
         assert [checkpoint.cameras[checkpoint.train[row]].name for row in checkpoint.skipped] == names
         for name, tensor in parameters(run).items():
             assert torch.equal(tensor, expected[name]), (mode, name)
+
+
+@NEEDS_COMPILER
+def test_poses_of_a_sharded_run_are_those_of_one_process(tmp_path: Path, shell: Callable[..., Done]) -> None:
+    """Also where a run goes on with another number of ranks."""
+    scene = write_scene(tmp_path / "scene")
+    words = [*SOON, "--set", "model.random_points=900", "--set", "views.pose_start=0", "--pose-opt", "--device", "cpu"]
+    train = ["train", str(scene), *words, "-n", "40", "--batch-size", "3", "-q"]
+    assert splat([*train, "-o", str(tmp_path / "one")]) == 0
+    ranks = f"--ranks 3 --distributed sharded -o {tmp_path / 'run'}"
+    assert shell(" ".join(["splat", *train, ranks, "--stop-at", "25"])).code == 0
+    assert shell(f"splat resume {tmp_path / 'run'} --ranks 2 --distributed sharded --device cpu -q").code == 0
+    one, several = (load_checkpoint(tmp_path / name / "ckpts/ckpt_000040.pt") for name in ("one", "run"))
+    assert len(one.gaussians) > 2 * abi.CHUNK
+    assert one.views["pose"].any()
+    for name, tensor in one.views.items():
+        assert torch.equal(several.views[name], tensor), name
+    for name, tensor in one.gaussians.items():
+        assert torch.equal(getattr(several.gaussians, name), tensor), name
 
 
 #: What a rank does on SIGUSR2 in these tests: it raises an unexpected error.
@@ -296,11 +315,9 @@ def test_gpus_that_are_not_there_are_not_replaced_by_processors(
 
 
 def test_what_wants_all_gaussians_in_one_process_is_refused() -> None:
-    check_sharded(build_config({"views.exposure": True, "data.scene": "scene"}), viewer=False)
-    with pytest.raises(UsageError, match="a pose's gradient is a sum over all Gaussians"):
-        check_sharded(build_config({"views.pose_opt": True, "data.scene": "scene"}), viewer=False)
+    check_sharded(viewer=False)
     with pytest.raises(UsageError, match="a page shows what one process holds"):
-        check_sharded(build_config({"data.scene": "scene"}), viewer=True)
+        check_sharded(viewer=True)
 
 
 def test_variables_of_a_launcher_change_nothing_but_a_warning(

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch.testing import assert_close
 from splatcli.distributed.process_group import ProcessGroup, default_group
 from splatcli.errors import DistributedError, UsageError
 from splatcli.gaussians import GROUPS, Gaussians
+from splatcli.native import abi
 from splatcli.rasterizer.gsplat_api import rasterization
 from splatcli.rasterizer.rendering import Render, render
 from splatcli.rasterizer.sharded import render_sharded
@@ -26,8 +28,15 @@ from tests.rasterizer.scenes import random_camera, random_gaussians
 
 pytestmark = NEEDS_COMPILER
 
-#: Of four ranks, of which the first so many are taken: one has none, one has only some that no camera sees.
-COUNTS = {"uneven": (37, 14, 61, 7), "one without": (30, 0, 41, 5), "one unseen": (30, 20, 9, 3), "none": (0, 0, 0, 0)}
+#: Of four ranks, of which the first so many are taken: one has none, one has only some that no camera sees, all but
+#: the last have whole chunks.
+COUNTS = {
+    "uneven": (37, 14, 61, 7),
+    "one without": (30, 0, 41, 5),
+    "one unseen": (30, 20, 9, 3),
+    "none": (0, 0, 0, 0),
+    "chunks": (abi.CHUNK, 0, 2 * abi.CHUNK, 61),
+}
 BACKGROUNDS = torch.tensor([[0.2, 0.4, 0.6], [0.0, 0.0, 0.0], [1.0, 0.5, 0.1], [0.3, 0.3, 0.3]])
 
 
@@ -66,43 +75,61 @@ def together(group: ProcessGroup, cases: list[str], antialiased: bool) -> dict[s
     for case in cases:
         own = leaves(shard(case, group.rank))
         background = BACKGROUNDS[group.rank].clone().requires_grad_()
-        seen = render_sharded(group, own, camera_of(group.rank), background=background, antialiased=antialiased)
+        camera, pose = posed(group.rank)
+        if group.rank == 1:
+            pose.requires_grad_(False)  # ranks may differ in it
+        seen = render_sharded(group, own, camera, background=background, viewmat=pose, antialiased=antialiased)
         total_loss(seen, group.rank).backward()
         gradients = {name: tensor.grad for name, tensor in own.items()}
-        made[case] = (seen.image.detach(), seen.alpha.detach(), seen.depth.detach(), gradients, background.grad)
+        images = (seen.image.detach(), seen.alpha.detach(), seen.depth.detach())
+        made[case] = (*images, gradients, background.grad, pose.grad)
     return made
 
 
-def alone(case: str, size: int, antialiased: bool) -> tuple[list[Render], Gaussians, list[Tensor]]:
-    """What ``size`` cameras see of all Gaussians, the sum of the gradients by camera, and those of the backgrounds."""
+def posed(rank: int) -> tuple[Any, Tensor]:
+    """A camera at another place, and its pose [4, 4]."""
+    camera = camera_of(rank)
+    return replace(camera, viewmat=np.eye(4)), torch.from_numpy(camera.viewmat).requires_grad_()
+
+
+def alone(
+    case: str, size: int, antialiased: bool
+) -> tuple[list[Render], Gaussians, list[Tensor | None], list[Tensor | None]]:
+    """What ``size`` cameras see of all, the sum of the gradients by camera, those of backgrounds and poses."""
     whole = joined(case, size)
     total = whole.map(torch.zeros_like)
-    seen, behind = [], []
+    seen, behind, poses = [], [], []
     for rank in range(size):
-        own, background = leaves(whole), BACKGROUNDS[rank].clone().requires_grad_()
-        seen.append(render(own, camera_of(rank), background=background, antialiased=antialiased))
+        own, background, (camera, pose) = leaves(whole), BACKGROUNDS[rank].clone().requires_grad_(), posed(rank)
+        seen.append(render(own, camera, background=background, viewmat=pose, antialiased=antialiased))
         total_loss(seen[-1], rank).backward()
-        assert background.grad is not None
         behind.append(background.grad)
+        poses.append(pose.grad)
         for name, tensor in own.items():
             assert tensor.grad is not None
             getattr(total, name).add_(tensor.grad)
-    return seen, total, behind
+    return seen, total, behind, poses
 
 
 @pytest.mark.parametrize(("size", "antialiased"), [(1, False), (2, True), (3, False), (4, False)])
 def test_sharded_is_single(size: int, antialiased: bool) -> None:
     found = results(together, size, list(COUNTS), antialiased)
     for case, counts in COUNTS.items():
-        seen, total, behind = alone(case, size, antialiased)
+        seen, total, behind, poses = alone(case, size, antialiased)
         assert sum(counts) == 0 or float(total.means.abs().max()) > 0
         starts = [sum(counts[:rank]) for rank in range(size + 1)]
         for rank in range(size):
-            image, alpha, depth, gradients, v_background = found[rank][case]
+            image, alpha, depth, gradients, v_background, v_pose = found[rank][case]
             assert torch.equal(image, seen[rank].image), case
             assert torch.equal(alpha, seen[rank].alpha), case
             assert torch.equal(depth, seen[rank].depth), case
             assert torch.equal(v_background, behind[rank]), case
+            if rank == 1:
+                assert v_pose is None
+            elif case in ("chunks", "none"):
+                assert torch.equal(v_pose, poses[rank]), case
+            else:
+                assert_close(v_pose, poses[rank], rtol=1e-4, atol=1e-5 * float(poses[rank].abs().max()))
             for name in GROUPS:
                 expected = getattr(total, name)[starts[rank] : starts[rank + 1]]
                 assert torch.equal(gradients[name], expected), (case, name)
@@ -202,7 +229,8 @@ def gsplats_call(group: ProcessGroup, case: str) -> dict[str, Any]:
     return made
 
 
-TRAINED = ("means", "quats", "scales", "opacities", "colors")
+#: The last one is of each rank's own cameras.
+TRAINED = ("means", "quats", "scales", "opacities", "colors", "viewmats")
 
 
 def test_gsplats_call_renders_what_all_ranks_hold() -> None:
@@ -212,13 +240,13 @@ def test_gsplats_call_renders_what_all_ranks_hold() -> None:
     for kind in ("SH", "channels"):
         each = [arguments_of(case, rank, 2, kind) for rank in range(size)]
         whole = {**each[0], **{name: torch.cat([one[name] for one in each]).requires_grad_() for name in TRAINED}}
-        cameras = {name: torch.cat([one[name] for one in each]) for name in ("viewmats", "Ks")}
+        whole["Ks"] = torch.cat([one["Ks"] for one in each])
         if kind == "SH":
-            images, alphas, _ = rasterization(**{**whole, **cameras})
+            images, alphas, _ = rasterization(**whole)
         else:
             # With a group each three channels are a render.
             parts = [{"colors": whole["colors"][:, :3], "render_mode": "RGB"}, {"colors": whole["colors"][:, 3:]}]
-            rendered = [rasterization(**{**whole, **cameras, **part}) for part in parts]
+            rendered = [rasterization(**{**whole, **part}) for part in parts]
             images, alphas = torch.cat([image for image, _, _ in rendered], dim=-1), rendered[0][1]
         images.square().sum().backward()
         for rank in range(size):
@@ -228,7 +256,8 @@ def test_gsplats_call_renders_what_all_ranks_hold() -> None:
             assert_close(got_alphas, alphas[own].detach(), rtol=0.0, atol=0.0)
             first = sum(COUNTS[case][:rank])
             for name in TRAINED:
-                expected = whole[name].grad[first : first + COUNTS[case][rank]]
+                rows = own if name == "viewmats" else slice(first, first + COUNTS[case][rank])
+                expected = whole[name].grad[rows]
                 assert_close(gradients[name], expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 

@@ -18,6 +18,7 @@ from splatcli.config import Config
 from splatcli.distributed.process_group import SCALARS, ProcessGroup
 from splatcli.errors import ResourceError, SceneError
 from splatcli.gaussians import Gaussians
+from splatcli.native import abi
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.batch import BatchEngine
 from splatcli.rasterizer.rendering import render
@@ -58,7 +59,10 @@ RUNS = {
         schedule={"sh_degree_interval": 4},
     ),
     "pictured": batch_config(4, data={"depths": "auto"}, schedule={"num_downscales": 1, "resolution_schedule": 5}),
+    "posed": batch_config(5, views={"pose_opt": True, "pose_start": 0.25, "ppisp": True}, train={"filter_3d": True}),
 }
+#: Rows that stay together, of so many in the beginning.
+UNITS, POINTS = {"posed": abi.CHUNK}, {"posed": 700}
 Runs = dict[str, dict[str, Any]]
 
 
@@ -78,7 +82,7 @@ class Photos(MadeImages):
 
 
 def scene_with_cameras(name: str) -> Scene:
-    scene = made_scene(12)
+    scene = made_scene(12, points=POINTS.get(name, 20))
     if name == "pictured":
         scene.images = Photos(scene.images.pixels)  # type: ignore[attr-defined, assignment]
     return scene
@@ -117,7 +121,8 @@ def assert_same_file(got: Checkpoint, expected: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "names"), [(2, ["default", "filtered"]), (3, ["mcmc", "absgrad", "pictured"]), (4, ["default", "mcmc"])]
+    ("size", "names"),
+    [(2, ["default", "filtered"]), (3, ["mcmc", "absgrad", "pictured", "posed"]), (4, ["default", "posed"])],
 )
 def test_shares_have_the_bits_of_the_whole(size: int, names: list[str], alone: Runs) -> None:
     found = results(several, size, names)
@@ -130,10 +135,11 @@ def test_shares_have_the_bits_of_the_whole(size: int, names: list[str], alone: R
                 assert rank[name][what] == expected[what], (name, what)
         rows = [rank[name]["rows"] for rank in found]
         assert sum(rows) == expected["rows"]
-        assert max(rows) - min(rows) <= 1
+        assert max(rows) - min(rows) <= UNITS.get(name, 1)
         assert_same_file(found[0][name]["checkpoint"], expected["checkpoint"])
-        columns = {"filtered": {"filter_3d", "effective_views"}, "absgrad": {"sh_change"}}
+        columns = {"filtered": {"filter_3d", "effective_views"}, "absgrad": {"sh_change"}, "posed": {"filter_3d"}}
         assert expected["checkpoint"].columns.present().keys() == columns.get(name, set())
+        assert name != "posed" or expected["checkpoint"].views["pose"].any()
     assert any(alone[name]["scores"] for name in names)
 
 
@@ -347,7 +353,7 @@ def steps_under_the_emulator(group: ProcessGroup | None) -> tuple[list[float], l
     """(losses, parameters and moments of this rank's rows and their statistics) after three steps on five views."""
     whole, views = random_gaussians(3, 300, sh_degree=1), [random_camera(30 + i, 37, 29) for i in range(5)]
     whole.logit_opacities -= 2.0  # not all of them opaque, so that noise moves some
-    shard = None if group is None else Shard(group.rank, group.size, len(whole))
+    shard = None if group is None else Shard(group.rank, group.size, len(whole), abi.CHUNK)
     own = whole.map(lambda column: column if shard is None else column[shard.rows].clone())
     adam, stats = AdamState.zeros_like(own), DensifyStats.zeros(len(own))
     regularisation = Regularisation(opacity_reg=0.01, scale_reg=0.01, noise=30.0, seed=7)
@@ -358,7 +364,7 @@ def steps_under_the_emulator(group: ProcessGroup | None) -> tuple[list[float], l
         return StepInputs(
             views[i], picture, LRS, 1, behind, 0.2, True, stats,
             regularisation=regularisation, absgrad=True, shard=shard,
-            view_params=ViewParams(lambda *_: None, colours=exposure),
+            view_params=ViewParams(lambda *_: None, pose=True, colours=exposure),
         )  # fmt: skip
 
     losses: list[float] = []

@@ -338,7 +338,8 @@ def backward(stages: TrainStepPipeline, stored: Gaussians, *, steps: int = 3) ->
     n = len(stored)
     gradients = stored.map(torch.empty_like)
     v_viewmat = torch.empty(4, 4)
-    stages.context.project_vjp(stages.view, stages.arrays, gradients=backend.arrays(gradients), v_viewmat=v_viewmat)
+    stages.context.project_vjp(stages.view, stages.arrays, gradients=backend.arrays(gradients), with_pose=True)
+    stages.context.pose_vjp(stages.view, stages.context.pose_partials(n), v_viewmat)
     adam = AdamState.zeros_like(stored)
     grad2d, count = torch.zeros(n), torch.zeros(n)
     for step in range(1, steps + 1):

@@ -120,8 +120,8 @@ int main(int argc, char** argv) {
   SplatGaussians v = gradients.view();
   SplatProjectGrad grad = {};
   grad.struct_size = sizeof grad, grad.gradients = &v, grad.pose_partials = pose.data();
-  grad.v_viewmat = v_viewmat.data();
   check(splat_project_vjp(&call, &view, &gaussians, &frame, &grad), "project_vjp");
+  check(splat_pose_vjp(&call, &view, &frame, pose.data(), kPadded / SPLAT_CHUNK, v_viewmat.data()), "pose_vjp");
   SplatAdam adam = {};
   adam.struct_size = sizeof adam, adam.step = 3, adam.beta1 = 0.9, adam.beta2 = 0.999, adam.eps = 1e-15;
   for (double& lr : adam.lr) lr = 1e-3;

@@ -55,8 +55,8 @@ def arguments() -> dict[str, Any]:
     }
 
 
-#: Entries by the structs that they take after SplatCall; None stands for a pointer that may be null.
-ENTRIES: dict[str, list[str | None]] = {
+#: Entries by the structs that they take after SplatCall; None stands for a pointer that may be null, 0 for a number.
+ENTRIES: dict[str, list[str | int | None]] = {
     "project": ["view", "gaussians", "frame", "adam"],
     "tile_row_isects": ["view", "gaussians", "frame", None],
     "bin_bytes": ["view", "frame"],
@@ -65,6 +65,7 @@ ENTRIES: dict[str, list[str | None]] = {
     "blend_vjp": ["view", "frame", None, "images", "images", None, None],
     "sum_isect_grads": ["gaussians", "frame", None, None],
     "project_vjp": ["view", "gaussians", "frame", "grad"],
+    "pose_vjp": ["view", "frame", None, 0, None],
     "loss_bytes": ["loss"],
     "loss": ["loss"],
     "adam": ["gaussians", "gaussians", "adam"],
@@ -75,7 +76,7 @@ STRUCT_CASES = [(entry, name) for entry, names in ENTRIES.items() for name in ["
 
 def raw_call(entry: str, given: dict[str, Any]) -> tuple[int, str]:
     library = float32().library
-    values = [None if name is None else given[name] for name in ENTRIES[entry]]
+    values = [given[name] if isinstance(name, str) else name for name in ENTRIES[entry]]
     code = getattr(library, f"splat_{entry}")(given["call"], *values)
     return code, library.splat_last_error().decode()
 

@@ -104,10 +104,12 @@ def step(
         stages.view,
         stages.arrays,
         adam=update,
-        v_viewmat=torch.empty(4, 4) if pose else None,
+        with_pose=pose,
         grad2d=grad2d,
         count=count,
     )
+    if pose:  # the chunks' sums are added in another order than on the CPU; tests/kernels/test_stages.py compares
+        stages.context.pose_vjp(stages.view, stages.context.pose_partials(ROWS), torch.empty(4, 4))
     groups = (params, adam.exp_avg, adam.exp_avg_sq)
     return [*(tensor for group in groups for _, tensor in group.items()), adam.sh_last_step, grad2d, count]
 

@@ -103,6 +103,11 @@ SPLAT_EXPORT int32_t splat_project_vjp(const SplatCall* call, const SplatView* v
   SPLAT_ENTER(call, Stages::project_vjp(*call, *view, *gaussians, *frame, *grad), call)
 }
 
+SPLAT_EXPORT int32_t splat_pose_vjp(const SplatCall* call, const SplatView* view, const SplatFrame* frame,
+                                    const void* pose_partials, int64_t chunks, void* v_viewmat) {
+  SPLAT_ENTER(call, Stages::pose_vjp(*view, pose_partials, chunks, v_viewmat), call, view, frame)
+}
+
 SPLAT_EXPORT int64_t splat_loss_bytes(const SplatCall* call, const SplatLoss* loss) {
   if (const char* f = first_fault(call, loss)) return fail(__func__, f);
   SPLAT_DISPATCH(call, return Stages::loss_bytes(*loss))

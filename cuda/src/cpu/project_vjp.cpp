@@ -42,8 +42,8 @@ struct ChunkProjectorVjp {
     std::memset(&pose, 0, sizeof pose);
     const int visible = int(frame.chunk_counts[2 * chunk]);
     for (int i = 0; i < visible; i += kLanes)
-      sixteen(begin, begin + i, std::min(kLanes, visible - i), grads, grad.v_viewmat != nullptr ? &pose : nullptr);
-    if (grad.v_viewmat != nullptr) store_pose(pose, static_cast<Real*>(grad.pose_partials) + chunk * SPLAT_POSE);
+      sixteen(begin, begin + i, std::min(kLanes, visible - i), grads, grad.pose_partials != nullptr ? &pose : nullptr);
+    if (grad.pose_partials != nullptr) store_pose(pose, static_cast<Real*>(grad.pose_partials) + chunk * SPLAT_POSE);
     if (grad.adam == nullptr) return;
     const bool later = grad.adam->sh_last_step != nullptr;
     adam_rows<Real>(gaussians, *grad.adam, begin, end, view.sh_degree, grads, later ? kGroups - 1 : kGroups);
@@ -191,14 +191,23 @@ struct ChunkProjectorVjp {
   }
 };
 
+}  // namespace
+
+template <class Real>
+void Stages<Real>::project_vjp(const SplatCall& call, const SplatView& view, const SplatGaussians& gaussians,
+                               const SplatFrame& frame, const SplatProjectGrad& grad) {
+  parallel_for(call.threads, chunks_of(gaussians.n),
+               ChunkProjectorVjp<Real>{view, gaussians, frame, grad, camera_of<Real>(view)});
+}
+
 // Chunk by chunk, in order; the camera centre -R^T t is a function of the pose too. docs/math.md 3.7
 template <class Real>
-void reduce_pose(const SplatView& view, const SplatProjectGrad& grad, int64_t chunks) {
+void Stages<Real>::pose_vjp(const SplatView& view, const void* pose_partials, int64_t chunks, void* v_viewmat) {
   Real sum[SPLAT_POSE] = {};
-  const Real* partials = static_cast<const Real*>(grad.pose_partials);
+  const Real* partials = static_cast<const Real*>(pose_partials);
   for (int64_t c = 0; c < chunks; ++c)
     for (int k = 0; k < 15; ++k) sum[k] += partials[c * SPLAT_POSE + k];
-  Real* out = static_cast<Real*>(grad.v_viewmat);
+  Real* out = static_cast<Real*>(v_viewmat);
   std::memset(out, 0, 16 * sizeof(Real));
   for (int i = 0; i < 3; ++i) {
     Real v_t = sum[9 + i];
@@ -208,17 +217,6 @@ void reduce_pose(const SplatView& view, const SplatProjectGrad& grad, int64_t ch
     }
     out[4 * i + 3] = v_t;
   }
-}
-
-}  // namespace
-
-template <class Real>
-void Stages<Real>::project_vjp(const SplatCall& call, const SplatView& view, const SplatGaussians& gaussians,
-                               const SplatFrame& frame, const SplatProjectGrad& grad) {
-  const int64_t chunks = chunks_of(gaussians.n);
-  parallel_for(call.threads, chunks,
-               ChunkProjectorVjp<Real>{view, gaussians, frame, grad, camera_of<Real>(view)});
-  if (grad.v_viewmat != nullptr) reduce_pose<Real>(view, grad, chunks);
 }
 
 template <class Real>
@@ -236,6 +234,7 @@ void Stages<Real>::adam(const SplatCall& call, const SplatGaussians& params, con
 #define SPLAT_INSTANTIATE(Real)                                                                                    \
   template void Stages<Real>::project_vjp(const SplatCall&, const SplatView&, const SplatGaussians&,               \
                                           const SplatFrame&, const SplatProjectGrad&);                             \
+  template void Stages<Real>::pose_vjp(const SplatView&, const void*, int64_t, void*);                             \
   template void Stages<Real>::adam(const SplatCall&, const SplatGaussians&, const SplatGaussians&, const SplatAdam&);
 SPLAT_INSTANTIATE(float)
 #ifdef SPLAT_WITH_DOUBLE

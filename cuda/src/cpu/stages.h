@@ -30,6 +30,7 @@ struct Stages {
                               uint32_t* reached);
   static void project_vjp(const SplatCall&, const SplatView&, const SplatGaussians&, const SplatFrame&,
                           const SplatProjectGrad&);
+  static void pose_vjp(const SplatView&, const void* pose_partials, int64_t chunks, void* v_viewmat);
   static int64_t loss_bytes(const SplatLoss&);
   static void loss(const SplatCall&, SplatLoss&);
   static void adam(const SplatCall&, const SplatGaussians& params, const SplatGaussians& gradients,

@@ -107,6 +107,12 @@ SPLAT_EXPORT int32_t splat_project_vjp(const SplatCall* call, const SplatView* v
   return enter(__func__, call, [&] { gpu::project_vjp(*call, *view, *gaussians, *frame, *grad); });
 }
 
+SPLAT_EXPORT int32_t splat_pose_vjp(const SplatCall* call, const SplatView* view, const SplatFrame* frame,
+                                    const void* pose_partials, int64_t chunks, void* v_viewmat) {
+  if (const char* f = first_fault(call, view, frame)) return fail(__func__, f);
+  return enter(__func__, call, [&] { gpu::pose_vjp(*call, *view, *frame, pose_partials, chunks, v_viewmat); });
+}
+
 SPLAT_EXPORT int64_t splat_loss_bytes(const SplatCall* call, const SplatLoss* loss) {
   if (const char* f = first_fault(call, loss)) return fail(__func__, f);
   return gpu::loss_bytes(*loss);

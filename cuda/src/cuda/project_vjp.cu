@@ -59,20 +59,20 @@ void project_vjp(const SplatCall& call, const SplatView& view, const SplatGaussi
   const int64_t chunks = chunks_of(gaussians.n);
   const ProjectVjpJob job = job_of(view, gaussians, frame, grad);
   const bool pinhole = job.view.model == kPinhole;
-  if (grad.v_viewmat == nullptr) {
-    const auto launch = pinhole ? launch_chunks<false, true> : launch_chunks<false, false>;
-    launch(stream, view.sh_degree, chunks, job);
-    return;
-  }
-  const auto launch = pinhole ? launch_chunks<true, true> : launch_chunks<true, false>;
-  launch(stream, view.sh_degree, chunks, job);
-  PoseJob pose = {};
-  pose.partials = job.pose_partials;
-  pose.chunks = chunks;
-  for (int k = 0; k < 16; ++k) pose.viewmat[k] = float(view.viewmat[k]);
-  pose.v_viewmat = static_cast<float*>(grad.v_viewmat);
-  pose.counters = frame.counters;
-  SPLAT_LAUNCH(reduce_pose, 1, kPoseThreads, stream, pose);
+  const auto with_pose = pinhole ? launch_chunks<true, true> : launch_chunks<true, false>;
+  const auto without = pinhole ? launch_chunks<false, true> : launch_chunks<false, false>;
+  (grad.pose_partials != nullptr ? with_pose : without)(stream, view.sh_degree, chunks, job);
+}
+
+void pose_vjp(const SplatCall& call, const SplatView& view, const SplatFrame& frame, const void* pose_partials,
+              int64_t chunks, void* v_viewmat) {
+  PoseJob job = {};
+  job.partials = static_cast<const float*>(pose_partials);
+  job.chunks = chunks;
+  for (int k = 0; k < 16; ++k) job.viewmat[k] = float(view.viewmat[k]);
+  job.v_viewmat = static_cast<float*>(v_viewmat);
+  job.counters = frame.counters;
+  SPLAT_LAUNCH(reduce_pose, 1, kPoseThreads, stream_of(call), job);
 }
 
 }  // namespace gpu

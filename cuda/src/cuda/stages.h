@@ -16,6 +16,8 @@ void blend_vjp(const SplatCall&, const SplatView&, const SplatFrame&, const void
 void sum_isect_grads(const SplatCall&, const SplatGaussians&, const SplatFrame&, void* sums, uint32_t* reached);
 void project_vjp(const SplatCall&, const SplatView&, const SplatGaussians&, const SplatFrame&,
                  const SplatProjectGrad&);
+void pose_vjp(const SplatCall&, const SplatView&, const SplatFrame&, const void* pose_partials, int64_t chunks,
+              void* v_viewmat);
 int64_t loss_bytes(const SplatLoss&);
 void loss(const SplatCall&, SplatLoss&);
 void adam(const SplatCall&, const SplatGaussians& params, const SplatGaussians& gradients, const SplatAdam&);

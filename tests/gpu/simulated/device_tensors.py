@@ -717,6 +717,14 @@ class CudaLibrary:
             return 0
         return int(self._cpu.splat_project_vjp(self._call, view, arrays, self._frame(frame), out))
 
+    def splat_pose_vjp(
+        self, call: abi.Call, view: Any, frame: abi.Frame, partials: int, chunks: int, v_viewmat: int
+    ) -> int:
+        self._enter("pose_vjp", call, view, frame, partials, v_viewmat)
+        if self._skips(frame.counters):
+            return 0
+        return int(self._cpu.splat_pose_vjp(self._call, view, self._frame(frame), partials, chunks, v_viewmat))
+
     def splat_loss_bytes(self, call: abi.Call, job: abi.Loss) -> int:
         return int(self._cpu.splat_loss_bytes(self._call, job))
 
