@@ -149,8 +149,8 @@ def rasterization(
     rolling_shutter, renderer_config: gsplat's objects or None; only a global shutter and RendererConfig_MixedBatch.
     The other arguments are accepted at their defaults, see docs/api.md.
     distributed: each rank of ``group`` gives its own Gaussians and as many cameras as the others, and gets images of
-        all Gaussians from its own cameras; every rank has to call this and backward() as often. Poses get no gradient
-        then, and meta says nothing of projections. Without ``group`` the ranks are those of the default process group.
+        all Gaussians from its own cameras; every rank has to call this and backward() as often. meta says nothing of
+        projections then. Without ``group`` the ranks are those of the default process group.
     world: deprecated, use ``group``.
 
     Half-precision tensors, as a network under autocast emits them, are computed in float32, whatever autocast says, and
