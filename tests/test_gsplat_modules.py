@@ -85,6 +85,116 @@ def test_a_program_for_gsplat_runs_unchanged(tmp_path: Path) -> None:
     assert words[2].strip() == "['default', '--steps=4']"
 
 
+#: A program that takes its tensors to DEVICE in the ways that there are.
+ON_DEVICE = """
+import threading
+import torch
+from gsplat import DefaultStrategy, rasterization
+
+device = torch.device(DEVICE)
+torch.manual_seed(0)
+generator = torch.Generator(device=DEVICE).manual_seed(3)
+params = torch.nn.ParameterDict({
+    "means": torch.rand(20, 3, generator=generator, device=DEVICE) + torch.tensor([-0.5, -0.5, 2.0]).to(device),
+    "quats": torch.rand((20, 4), device=device), "scales": torch.full((20, 3), -2.5).to(DEVICE),
+    "opacities": torch.zeros(20).to(device, non_blocking=True), "colors": torch.rand(20, 3).to(device=DEVICE),
+}).to(device)
+assert params["means"].is_leaf
+assert params["means"].device == torch.empty(0, device=DEVICE).device == device
+optimizers = {name: torch.optim.Adam([value], 1e-2) for name, value in params.items()}
+strategy = DefaultStrategy(refine_start_iter=0, refine_every=2, grow_grad2d=1e-9)
+state = strategy.initialize_state()
+network = torch.nn.Linear(3, 3, device=DEVICE)
+for step in range(4):
+    colors = network(params["colors"]).sigmoid()
+    K = torch.tensor([[[20.0, 0, 12], [0, 20.0, 12], [0, 0, 1]]], device=DEVICE)
+    image, _, info = rasterization(
+        params["means"], params["quats"], params["scales"].exp(), params["opacities"].sigmoid(), colors,
+        torch.eye(4, device=DEVICE)[None], K, 24, 24, packed=False,
+    )
+    strategy.step_pre_backward(params, optimizers, state, step, info)
+    (image - torch.rand(24, 24, 3).to(DEVICE)).abs().mean().backward()
+    for optimizer in optimizers.values():
+        optimizer.step()
+        optimizer.zero_grad()
+    strategy.step_post_backward(params, optimizers, state, step, info)
+torch.save({"means": params["means"], "device": DEVICE}, "saved.pt")
+loaded = torch.load("saved.pt", map_location=DEVICE)
+found = [torch.load("saved.pt", map_location={DEVICE: DEVICE})["means"].detach()]
+assert loaded["device"] == DEVICE
+thread = threading.Thread(target=lambda: found.append(loaded["means"].detach() + torch.ones(3, device=DEVICE)))
+thread.start()
+thread.join()
+torch.set_default_device(DEVICE)
+found.append(torch.arange(3, dtype=torch.float32))
+assert found[-1].device == device
+print([value.double().sum().item().hex() for value in (*params.values(), *found)])
+"""
+
+#: What programs call of torch.cuda, and what has no CPU's name.
+OF_CUDA = """
+import torch
+
+with torch.cuda.device(0), torch.cuda.stream(torch.cuda.Stream()):
+    torch.cuda.set_device("cuda:0")
+    torch.cuda.manual_seed_all(0)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for tensor in (torch.ones(3).cuda(), torch.ones(3).to(0), torch.ones(3, device=0), torch.ones(3).pin_memory(),
+                   torch.ones(3).type("torch.cuda.FloatTensor"), torch.cuda.FloatTensor([1, 1, 1]),
+                   torch.nn.ParameterDict({"a": torch.ones(3)}).cuda()["a"].detach()):
+        assert tensor.equal(torch.ones(3)), tensor
+    torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+    end.record()
+    torch.cuda.synchronize()
+assert 0 <= begin.elapsed_time(end) < 1e5
+torch.cuda.empty_cache()
+torch.cuda.reset_peak_memory_stats()
+assert torch.cuda.max_memory_allocated() == torch.cuda.current_device() == torch.cuda.device_count() == 0
+free, total = torch.cuda.mem_get_info()
+assert 0 < free <= total == torch.cuda.get_device_properties(0).total_memory
+assert torch.device("cuda", 0) == torch.device("cpu") != torch.device("meta")
+assert isinstance(torch.Generator("cuda"), torch.Generator) and isinstance(torch.default_generator, torch.Generator)
+assert not torch.cuda.is_available()
+print(torch.cuda.get_device_name())
+"""
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="programs that ask for a GPU find one")
+
+
+@WITHOUT_GPU
+@NEEDS_COMPILER
+def test_a_program_that_asks_for_a_gpu_does_the_same_on_the_cpu(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(OF_CUDA)
+    done = run("program.py", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "CPU\n"), done.stderr
+    said = 'the program asks torch for a GPU, and there is none: "cuda" is the CPU\n'
+    assert done.stderr == said
+    results = {}
+    for device in ("cuda", "cuda:0", "cpu"):
+        (tmp_path / "program.py").write_text(f"DEVICE = {device!r}\n{ON_DEVICE}")
+        done = run("program.py", folder=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "" if device == "cpu" else said)
+        results[device] = done.stdout
+    assert results["cuda"] == results["cuda:0"] == results["cpu"]
+    assert len(results["cpu"]) > 100
+
+
+@WITHOUT_GPU
+def test_torch_is_as_it_was_after_a_program(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import torch\ntorch.ones(3).cuda()\nraise SystemExit(3)\n")
+    code = (
+        "import sys, threading, torch, splatcli.gsplat as gsplat\n"
+        "before = torch.load, torch.Generator, torch.cuda.synchronize, threading.Thread.run\n"
+        "try:\n    gsplat.run_program(['program.py'])\nexcept SystemExit as end:\n    assert end.code == 3\n"
+        "with gsplat.cpu_for_cuda():\n    assert torch.ones(2, device='cuda').sum() == 2\n"
+        "assert before == (torch.load, torch.Generator, torch.cuda.synchronize, threading.Thread.run)\n"
+        "try:\n    torch.ones(3).cuda()\nexcept (AssertionError, RuntimeError):\n    print('no GPU')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True, capture_output=True)
+    assert done.stdout == "no GPU\n", done.stderr
+
+
 def test_a_program_that_asks_for_a_gpu_is_answered(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("raise AssertionError('Torch not compiled with CUDA enabled')")
     done = run("program.py", folder=tmp_path)

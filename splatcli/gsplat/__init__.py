@@ -8,6 +8,7 @@ many programs import more than they use.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import importlib
 import importlib.util
@@ -252,6 +253,15 @@ def install() -> None:
         sys.modules["fused_ssim"] = module
 
 
+def cpu_for_cuda() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which torch takes the CPU for "cuda" where there is no GPU; else it changes nothing."""
+    import torch
+
+    from splatcli.gsplat.without_gpu import cpu_in_place
+
+    return contextlib.nullcontext() if torch.cuda.is_available() else cpu_in_place()
+
+
 _USAGE = "python -m splatcli.gsplat program.py [its arguments]"
 
 #: torch's words where a program asks for a GPU and there is none.
@@ -275,7 +285,8 @@ def run_program(arguments: list[str]) -> None:
     sys.argv = arguments
     sys.path[0] = str(program.resolve().parent)
     try:
-        runpy.run_path(str(program), run_name="__main__")
+        with cpu_for_cuda():
+            runpy.run_path(str(program), run_name="__main__")
     except (AssertionError, RuntimeError) as error:
         if any(words in str(error) for words in _NO_CUDA):
             error.add_note('help: the program asks torch for a GPU, and there is none: write "cpu" in it for "cuda"')

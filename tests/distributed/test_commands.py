@@ -183,10 +183,10 @@ def test_whichever_rank_fails_the_command_ends_in_seconds_and_names_it(
     places = [tmp_path / "0", tmp_path / "1"]
     with ThreadPoolExecutor() as pool:
         ends = list(pool.map(end_of, [0, 1], [fault] * 2, [scene] * 2, places))
-    crowd = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))  # processes for each core, these included
+    load = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))  # processes for each core, these included
     for rank, (code, seconds, words, left) in enumerate(ends):
         assert code == 7, words
-        assert seconds < 15.0 * crowd, (rank, seconds, words)  # docs/distributed.md says so
+        assert seconds < 15.0 * load, (rank, seconds, words)  # docs/distributed.md says so
         assert words.count("error[") == 1, words
         assert said.format(rank) in words
         assert left == []
