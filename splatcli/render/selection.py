@@ -16,7 +16,7 @@ from splatcli.render.camera_files import read_camera_file
 from splatcli.render.camera_paths import Rig, circle, ellipse, nearest_order, orbit, spiral, through
 from splatcli.render.panorama import panorama_of
 from splatcli.scene.camera import NEAR, Camera, CameraModel
-from splatcli.scene.panorama import FACES, face_name
+from splatcli.scene.panorama import FACES, face_name, panorama_name
 from splatcli.sizes import listed
 
 SPLITS = ("test", "train", "all")
@@ -90,8 +90,19 @@ class Views:
         return replace(self, cameras=changed, from_run=False)
 
     def panoramas(self, size: tuple[int, int] | None) -> Views:
-        """Return the panoramas from the positions of the views. size: width and height. Raises UsageError."""
-        return replace(self, cameras=[panorama_of(camera, size) for camera in self.cameras], from_run=False)
+        """Return the panoramas from the positions of the views, one where all faces of a panorama are there.
+
+        size: width and height. Raises UsageError.
+        """
+        names = {camera.name for camera in self.cameras}
+        made: list[Camera] = []
+        for camera in self.cameras:
+            whole = panorama_name(camera.name)
+            if whole is None or any(face_name(whole, face) not in names for face in range(FACES)):
+                made.append(panorama_of(camera, size))
+            elif camera.name == face_name(whole, 0):  # the panorama's own pose
+                made.append(replace(panorama_of(camera, size), name=whole))
+        return replace(self, cameras=made, from_run=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

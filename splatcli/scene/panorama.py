@@ -50,6 +50,13 @@ def face_name(name: str, face: int) -> str:
     return f"{name}/{face}{PurePosixPath(name).suffix}"
 
 
+def panorama_name(name: str) -> str | None:
+    """Return the name of the panorama of which face_name() calls a face ``name``; None where it is no face's."""
+    path = PurePosixPath(name)
+    faces = [face_name(str(path.parent), face) for face in range(FACES)]
+    return str(path.parent) if name in faces else None
+
+
 def places_of(rays: NDArray[np.float64], width: int, height: int) -> NDArray[np.float64]:
     """Return [..., 2], column and row in pixels from the upper left corner where a panorama shows rays [..., 3]."""
     east = np.arctan2(rays[..., 0], rays[..., 2])

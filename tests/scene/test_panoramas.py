@@ -17,6 +17,7 @@ from scipy.spatial.transform import Rotation
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
+from splatcli.render.selection import select_views
 from splatcli.scene import images
 from splatcli.scene.decode import decode
 from splatcli.scene.read import read_scene
@@ -389,6 +390,29 @@ def test_commands_work_on_panoramas(posed: Path, tmp_path: Path) -> None:
     }
     assert shown == {*(f"{NAMES[4]}/{face}.png" for face in range(FACES)), f"{NAMES[8]}/2.png"}
     assert "54 EQUIRECTANGULAR" in splat("info", posed).stdout
+    whole = ("--projection", "equirectangular", "--format", "png", "-o")
+    for views, names in (("test", {NAMES[0], NAMES[8]}), (f"{NAMES[8]}/2.png", {f"{NAMES[8]}/2.png"})):
+        place = tmp_path / f"panoramas-{len(names)}"
+        done = splat("render", run, "--views", views, *whole, place)
+        assert done.returncode == 0, done.stderr
+        assert {path.relative_to(place).as_posix() for path in place.rglob("*.png") if path.is_file()} == names
+        with Image.open(place / names.pop()) as picture:
+            assert picture.size == (WIDTH // 2, HEIGHT // 2)
+
+
+def test_a_panorama_is_rendered_from_its_own_pose_and_a_face_from_that_of_the_face(posed: Path) -> None:
+    scene = read_scene(posed, DataConfig())
+    views = select_views("all", scene.cameras, scene.train, scene.test)
+    panoramas = views.panoramas(None).cameras
+    assert [camera.name for camera in panoramas] == NAMES
+    for camera, pose in zip(panoramas, poses(), strict=True):
+        assert (camera.width, camera.height) == (WIDTH, HEIGHT)
+        np.testing.assert_allclose(camera.viewmat, np.linalg.inv(pose), atol=1e-12)
+    some = f"{NAMES[3]}/1.png,{NAMES[5]},{NAMES[7]}/0.png"
+    named = select_views(some, scene.cameras, scene.train, scene.test).panoramas(None).cameras
+    assert [camera.name for camera in named] == [f"{NAMES[3]}/1.png", NAMES[5], f"{NAMES[7]}/0.png"]
+    (face,) = (camera for camera in scene.cameras if camera.name == named[0].name)
+    np.testing.assert_array_equal(named[0].viewmat, face.viewmat)
 
 
 @NEEDS_COMPILER
