@@ -179,6 +179,80 @@ def test_a_program_that_asks_for_a_gpu_does_the_same_on_the_cpu(tmp_path: Path) 
     assert len(results["cpu"]) > 100
 
 
+#: A program as they are written for the original program's rasterizer, on a GPU.
+ORIGINAL = """
+import math
+import torch
+from diff_gaussian_rasterization import GaussianRasterizationSettings, GaussianRasterizer
+from simple_knn._C import distCUDA2
+try:
+    from diff_gaussian_rasterization import SparseGaussianAdam
+except ImportError:
+    SparseGaussianAdam = None
+
+torch.manual_seed(0)
+torch.cuda.set_device(torch.device("cuda:0"))
+points = (torch.rand(60, 3, device="cuda") - 0.5) * torch.tensor([2.0, 2.0, 0.5]).cuda()
+points += torch.tensor([0, 0, 3.0]).cuda()
+dist2 = torch.clamp_min(distCUDA2(points.float().cuda()), 1e-7)
+others = torch.cdist(points, points).square().sort(dim=1).values[:, 1:4].mean(dim=1)
+assert torch.allclose(dist2, others, rtol=1e-4)
+xyz = torch.nn.Parameter(points.requires_grad_(True))
+scaling = torch.nn.Parameter(torch.log(torch.sqrt(dist2))[..., None].repeat(1, 3).requires_grad_(True))
+rotation = torch.nn.Parameter(torch.zeros((60, 4), device="cuda").index_fill_(1, torch.tensor(0).cuda(), 1.0))
+opacity = torch.nn.Parameter(torch.zeros((60, 1), dtype=torch.float, device="cuda"))
+features = torch.nn.Parameter(torch.rand((60, 4, 3), device="cuda") - 0.5)
+optimizer = torch.optim.Adam([xyz, scaling, rotation, opacity, features], lr=0.01, eps=1e-15)
+projection = torch.zeros(4, 4)
+projection[0, 0] = projection[1, 1] = 2.0
+projection[2, 2], projection[2, 3], projection[3, 2] = 1.0, -0.01, 1.0
+world_view = torch.eye(4).cuda()
+settings = GaussianRasterizationSettings(
+    image_height=32, image_width=32, tanfovx=0.5, tanfovy=0.5, bg=torch.zeros(3, device="cuda"), scale_modifier=1.0,
+    viewmatrix=world_view, projmatrix=world_view @ projection.T.cuda(), sh_degree=1,
+    campos=world_view.inverse()[3, :3], prefiltered=False, debug=False,
+)
+target = torch.linspace(0, 1, 32).expand(3, 32, 32).cuda()
+losses = []
+for _ in range(30):
+    screen = torch.zeros_like(xyz, dtype=xyz.dtype, requires_grad=True, device="cuda") + 0
+    screen.retain_grad()
+    image, radii = GaussianRasterizer(raster_settings=settings)(
+        means3D=xyz, means2D=screen, shs=features, colors_precomp=None, opacities=opacity.sigmoid(),
+        scales=scaling.exp(), rotations=torch.nn.functional.normalize(rotation), cov3D_precomp=None,
+    )
+    loss = (image - target).abs().mean()
+    loss.backward()
+    assert screen.grad[radii > 0, :2].norm(dim=-1).gt(0).any()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    losses.append(loss.item())
+print(losses[-1] < 0.8 * losses[0], SparseGaussianAdam)
+"""
+
+
+@WITHOUT_GPU
+@NEEDS_COMPILER
+def test_a_program_for_the_original_rasterizer_runs_unchanged(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(ORIGINAL)
+    done = run("program.py", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "True None\n"), done.stderr
+
+
+def test_modules_that_are_installed_stay_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "simple_knn").mkdir()
+    (tmp_path / "simple_knn" / "__init__.py").write_text("theirs = True\n")
+    (tmp_path / "fused_ssim.py").write_text("theirs = True\n")
+    program = (
+        "import simple_knn, fused_ssim, diff_gaussian_rasterization\n"
+        "print(simple_knn.theirs, fused_ssim.theirs, diff_gaussian_rasterization.GaussianRasterizer.__module__)\n"
+        "try:\n    import simple_knn._C\nexcept ImportError:\n    print('no _C')\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    done = run("program.py", folder=tmp_path)
+    assert done.stdout == "True True splatcli.rasterizer.inria_api\nno _C\n", done.stderr
+
+
 @WITHOUT_GPU
 def test_torch_is_as_it_was_after_a_program(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import torch\ntorch.ones(3).cuda()\nraise SystemExit(3)\n")

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:  # the names of _SERVED, which are imported when they are first used
+    from torch import Tensor
+
     from splatcli.formats.gsplat_export import export_splats as export_splats
     from splatcli.rasterizer.adam import SelectiveAdam as SelectiveAdam
     from splatcli.rasterizer.gsplat_api import RenderMode as RenderMode
@@ -122,6 +124,16 @@ _UNSERVED = {
 _HAS = {"has_3dgs": True, "has_adam": True, "has_reloc": True}
 _HAS |= dict.fromkeys(("has_2dgs", "has_3dgut", "has_camera_wrappers", "has_losses"), False)
 
+#: Modules of other packages, and where their names are here.
+_OTHERS = {
+    "fused_ssim": {"fused_ssim": "splatcli.rasterizer.image_loss"},
+    "diff_gaussian_rasterization": dict.fromkeys(
+        ("GaussianRasterizationSettings", "GaussianRasterizer"), "splatcli.rasterizer.inria_api"
+    ),
+    "simple_knn": {},
+    "simple_knn._C": {"distCUDA2": "splatcli.gsplat"},
+}
+
 _RENDERING = ("rasterization", "rasterization_2dgs", "rasterization_2dgs_inria_wrapper", "rasterization_inria_wrapper")
 _STRATEGY = ("DefaultStrategy", "MCMCStrategy", "Strategy")
 _OPERATIONS = (
@@ -177,6 +189,15 @@ def cli(fn: Callable[[int, int, int, Any], object], args: Any, verbose: bool = F
         _log.warning("gsplat.distributed.cli() uses one of %d GPUs; splat train --ranks uses more", gpus)
     fn(0, 0, 1, args)
     return True
+
+
+def distCUDA2(points: Tensor) -> Tensor:
+    """Return [P] the mean squared distance of points [P, 3] to their three nearest neighbours, as simple_knn's."""
+    import torch
+
+    from splatcli.train.init import mean_squared_distance
+
+    return torch.from_numpy(mean_squared_distance(points.detach().float().cpu().numpy())).float().to(points.device)
 
 
 def __getattr__(name: str) -> Any:
@@ -236,7 +257,7 @@ def _register(package: str, root: ModuleType) -> None:
 
 
 def install() -> None:
-    """Have ``import gsplat`` find this package, and ``import fused_ssim`` our function where there is no other.
+    """Have ``import gsplat`` find this package, and the modules of _OTHERS ours where there are no others.
 
     Raises UsageError where another gsplat has been imported before.
     """
@@ -247,10 +268,26 @@ def install() -> None:
         )
     sys.modules["gsplat"] = here
     _register("gsplat", here)
-    if "fused_ssim" not in sys.modules and importlib.util.find_spec("fused_ssim") is None:
-        module = ModuleType("fused_ssim", "splatcli.fused_ssim")
-        module.fused_ssim = importlib.import_module("splatcli.rasterizer.image_loss").fused_ssim  # type: ignore[attr-defined]
-        sys.modules["fused_ssim"] = module
+    for name, served in _OTHERS.items():
+        top = name.partition(".")[0]
+        if top in sys.modules and not isinstance(sys.modules[top], _Stub):
+            continue
+        if top not in sys.modules and importlib.util.find_spec(top) is not None:
+            continue
+        sys.modules[name] = module = _Stub(name)
+        for attribute, place in served.items():
+            path, _, other = place.partition(":")
+            setattr(module, attribute, getattr(importlib.import_module(path), other or attribute))
+        if name != top:
+            setattr(sys.modules[top], name.rpartition(".")[2], module)
+
+
+class _Stub(ModuleType):
+    """A module of another package that programs ask for, with our functions."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
 
 
 def cpu_for_cuda() -> contextlib.AbstractContextManager[None]:

@@ -424,6 +424,13 @@ class _CameraRender:
         return torch.nn.functional.pad(part, (0, CHANNELS - part.shape[0]))
 
 
+def raw_geometry(
+    means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return means, quaternions, log-scales and logits of opacities, from activated values of N Gaussians."""
+    return means, quats, scales.abs().clamp(min=_LEAST).log(), _logits(opacities)
+
+
 def _logits(opacities: Tensor) -> Tensor:
     """Return the logits of ``opacities``, with the gradient of all that are above _LEAST.
 
@@ -638,12 +645,7 @@ class _Call:
         # All cameras at once: each copy from a GPU waits for it.
         poses, lenses = self.viewmats.detach().double().cpu(), self.Ks.detach().double().cpu()
         for at in itertools.product(*(range(size) for size in batch)):
-            raw = (
-                means[at],
-                quats[at],
-                scales[at].abs().clamp(min=_LEAST).log(),
-                _logits(self.opacities[at]),
-            )
+            raw = raw_geometry(means[at], quats[at], scales[at], self.opacities[at])
             for c in range(self.facts["n_cameras"]):
                 own = colors[at][c] if per_camera else colors[at]
                 camera = _camera(
