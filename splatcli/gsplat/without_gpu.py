@@ -14,7 +14,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -131,22 +130,20 @@ class _Generator(torch.Generator, metaclass=_GeneratorType):
         return super().__new__(cls, device=_cpu_for_cuda(device))  # type: ignore[call-arg]
 
 
-def _properties(*_: Any) -> SimpleNamespace:
-    return SimpleNamespace(
-        name="CPU", total_memory=machine.total_memory(), multi_processor_count=machine.cores(), major=0, minor=0
-    )
-
-
 def _replacements() -> dict[str, Any]:
-    """Return what stands for the names of torch.cuda that raise without a GPU: an object of its own for each."""
-    nothing = ("synchronize", "set_device", "reset_peak_memory_stats", "reset_max_memory_allocated")
+    """Return what stands for the names of torch.cuda that raise without a GPU: an object of its own for each.
+
+    The properties of a device are not among them: torch.compile() asks for them, and takes the error for no GPU.
+    """
+    nothing = ("synchronize", "set_device", "ipc_collect", "reset_peak_memory_stats", "reset_max_memory_allocated")
     streams = ("current_stream", "default_stream", "stream", "device", "Stream")
     types = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Byte", "Bool")
     return {
         "current_device": lambda: 0,
         "get_device_name": lambda *_: "CPU",
-        "get_device_capability": lambda *_: (0, 0),
-        "get_device_properties": _properties,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
+        "memory_summary": lambda *_, **__: "",
         "mem_get_info": lambda *_: (machine.free_memory(), machine.total_memory()),
         "Event": _Event,
         **{name: _no_operation() for name in nothing},
@@ -177,6 +174,7 @@ def cpu_in_place() -> Iterator[None]:
             run(thread)
 
     replaced: list[tuple[Any, str, Any]] = [(torch.cuda, name, value) for name, value in _replacements().items()]
+    replaced += [(torch.cuda.nvtx, name, _no_operation()) for name in ("range_push", "range_pop", "mark")]
     replaced += [
         (torch, "load", load_on_cpu),
         (torch, "set_default_device", lambda device: set_default_device(_cpu_for_cuda(device))),

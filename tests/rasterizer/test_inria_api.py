@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from splatcli.errors import UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.gsplat_api import rasterization
-from splatcli.rasterizer.gsplat_ops import fully_fused_projection
+from splatcli.rasterizer.gsplat_ops import fully_fused_projection, quat_scale_to_covar_preci
 from splatcli.rasterizer.inria_api import NEAR, GaussianRasterizationSettings, GaussianRasterizer
 from splatcli.scene.camera import Camera
 from tests.native.cases import NEEDS_COMPILER
@@ -167,6 +167,46 @@ def test_colours_and_a_scale_modifier_are_taken() -> None:
     assert_close(image, expected, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("antialiasing", [None, True])
+def test_covariances_give_what_scales_and_rotations_give(antialiasing: bool | None) -> None:
+    found = []
+    for by_covariances in (False, True):
+        given, camera = scene()
+        screen = torch.zeros(90, 3, requires_grad=True)
+        shapes = dict(given)
+        if by_covariances:
+            scales, quats = shapes.pop("scales"), shapes.pop("rotations")
+            covariances, _ = quat_scale_to_covar_preci(quats, scales, compute_preci=False)
+            rows, columns = torch.triu_indices(3, 3)
+            shapes["cov3D_precomp"] = covariances[:, rows, columns]
+        result = GaussianRasterizer(settings_of(camera, antialiasing=antialiasing))(means2D=screen, **shapes)
+        sum((part * weights(part)).sum() for part in result if part.is_floating_point()).backward()
+        image, radii, *inverse = result
+        found.append([radii, image, *inverse, screen.grad, *(tensor.grad for tensor in given.values())])
+    # The kernels leave out more of those whose boxes touch the image, and that reach no block of its pixels.
+    one, other = (radii for radii, *_ in found)
+    shown = (one > 0) & (other > 0)
+    assert one[shown].equal(other[shown])
+    assert int(shown.sum()) > 30
+    assert int(((one > 0) & ~shown).sum()) == 0
+    for ours, theirs in zip(found[0][1:], found[1][1:], strict=True):
+        scale = float(theirs.detach().abs().max())
+        assert scale > 0
+        assert_close(ours, theirs, rtol=1e-3, atol=2e-5 * scale)
+
+
+def test_batched_matrices_half_precision_and_no_means2d_are_taken() -> None:
+    """As SplaTAM's programs and networks under autocast have them."""
+    given, camera = scene()
+    settings = settings_of(camera)
+    batched = settings._replace(viewmatrix=settings.viewmatrix[None], projmatrix=settings.projmatrix[None])
+    with torch.no_grad():
+        image, _ = GaussianRasterizer(settings)(means2D=torch.zeros(90, 3), **given)
+        assert GaussianRasterizer(batched)(means2D=None, **given)[0].equal(image)
+        half = {name: tensor.half() for name, tensor in given.items()}
+        assert_close(GaussianRasterizer(settings)(means2D=None, **half)[0], image, rtol=0, atol=0.02)
+
+
 def test_a_lower_degree_is_rendered_and_an_image_without_gaussians_is_the_background() -> None:
     given, camera = scene()
     with torch.no_grad():
@@ -190,7 +230,7 @@ def test_points_beyond_the_near_plane_are_marked() -> None:
         ({"shs": None}, UsageError, "give shs or colors_precomp"),
         ({"colors_precomp": torch.zeros(90, 3)}, UsageError, "give shs or colors_precomp"),
         ({"scales": None}, UsageError, "give scales and rotations"),
-        ({"cov3D_precomp": torch.zeros(90, 6)}, UsageError, "cov3D_precomp is not supported"),
+        ({"cov3D_precomp": torch.zeros(90, 6)}, UsageError, "give scales and rotations, or cov3D_precomp"),
         ({"rotations": torch.zeros(90, 3)}, ValueError, r"rotations has shape \(90, 3\), not \(90, 4\)"),
         ({"shs": torch.zeros(90, 3)}, ValueError, r"shs has shape \(90, 3\), not \(90, K, 3\)"),
     ],
@@ -206,6 +246,7 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], error: type[Excepti
     [
         ({"viewmatrix": torch.from_numpy(np.arange(16.0).reshape(4, 4))}, "viewmatrix is no transposed matrix"),
         ({"projmatrix": torch.eye(4)}, "no perspective camera"),
+        ({"projmatrix": torch.zeros(2, 4, 4)}, r"projmatrix has shape \(2, 4, 4\), not \(4, 4\)"),
         ({"tanfovx": 2.0}, "projmatrix has focal lengths of"),
     ],
 )
