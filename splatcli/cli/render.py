@@ -296,7 +296,7 @@ def render(args: RenderArguments) -> int:
 def _default_views(opts: RenderOptions) -> str:
     """Return the views without --views: a path where a video is asked for, unless it shows images of the scene."""
     from splatcli.render.images import COMPARED
-    from splatcli.render.output import VIDEOS
+    from splatcli.render.video import VIDEOS
 
     named = None if opts.output is None else opts.output.suffix.lower().removeprefix(".")
     compares = opts.side_by_side if opts.kinds is None else set(opts.kinds) & set(COMPARED)
@@ -459,7 +459,7 @@ class _Rendering:
 
     def write_video(self, facts: dict[str, Any]) -> None:
         """Write all frames to one video file or stream. facts: for the result."""
-        from splatcli.render.output import write_video
+        from splatcli.render.video import write_video
 
         file, count = self.target.file, len(self.views.cameras)
         (width, height), fps = self.views.sizes[0], self.opts.fps or self.views.fps or _FPS
@@ -488,8 +488,8 @@ class _Rendering:
     def _write_view(self, rendered: RenderedView, path: Path) -> dict[str, Path]:
         """Write the images of a view; return their files by kind."""
         from splatcli.output_files import write_bytes
+        from splatcli.render.exr import channels, write_exr
         from splatcli.render.images import png_bytes
-        from splatcli.render.output import channels, write_exr
 
         if self.target.format == "exr":
             write_exr(path, channels(rendered.maps, self.kinds))
@@ -562,14 +562,15 @@ def _side_by_side(rendered: RenderedView) -> NDArray[np.uint8]:
 
 def _kinds(opts: RenderOptions, target: Target, chosen: Views) -> tuple[str, ...]:
     """Return the kinds of image to write for each view. Raise UsageError for options that exclude each other."""
-    from splatcli.render import output
+    from splatcli.render import exr
     from splatcli.render.camera_files import is_camera_path
     from splatcli.render.images import COMPARED
+    from splatcli.render.video import MAX_GIF_FPS
 
     exr_only = target.format == "exr"
-    kinds = opts.kinds or (output.DEFAULT if exr_only else ("photo", "rgb", "error") if opts.side_by_side else ("rgb",))
+    kinds = opts.kinds or (exr.DEFAULT if exr_only else ("photo", "rgb", "error") if opts.side_by_side else ("rgb",))
     if exr_only:
-        output.check_installed()
+        exr.check_installed()
         for flag, given in (("--side-by-side", opts.side_by_side), ("--background", opts.background)):
             if given:
                 raise UsageError(
@@ -590,9 +591,9 @@ def _kinds(opts: RenderOptions, target: Target, chosen: Views) -> tuple[str, ...
             where="-o",
             remedy="--side-by-side or a folder",
         )
-    if target.format == "gif" and (opts.fps or chosen.fps or _FPS) > output.MAX_GIF_FPS:
+    if target.format == "gif" and (opts.fps or chosen.fps or _FPS) > MAX_GIF_FPS:
         raise UsageError(
-            f"a GIF has at most {output.MAX_GIF_FPS:g} frames a second", where="--fps", remedy="--fps 30; or -o x.webp"
+            f"a GIF has at most {MAX_GIF_FPS:g} frames a second", where="--fps", remedy="--fps 30; or -o x.webp"
         )
     if target.is_video and len(chosen.sizes) > 1:
         sizes = " and ".join(f"{w}x{h}" for w, h in chosen.sizes[:3])

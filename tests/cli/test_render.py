@@ -38,7 +38,7 @@ def encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fake_ffmpeg(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("splatcli.render.output.bundled", lambda: None)
+    monkeypatch.setattr("splatcli.render.video.bundled", lambda: None)
     program = folder / ".bin" / "ffmpeg"
     program.parent.mkdir(exist_ok=True)
     program.write_text(script)
@@ -328,8 +328,8 @@ class TestVideo:
     def test_without_an_encoder_there_is_a_remedy(
         self, splat: Splat, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("splatcli.render.output.bundled", lambda: None)
-        monkeypatch.setattr("splatcli.render.output.shutil.which", lambda name: None)
+        monkeypatch.setattr("splatcli.render.video.bundled", lambda: None)
+        monkeypatch.setattr("splatcli.render.video.shutil.which", lambda name: None)
         done = splat("render", finished_run, "--views", "orbit", "-o", tmp_path / "x.mp4")
         assert done.code == 4
         assert "splatcli[video]" in done.err

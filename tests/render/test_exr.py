@@ -10,8 +10,8 @@ import torch
 from numpy.testing import assert_allclose
 
 from splatcli.errors import OutputError, ResourceError
+from splatcli.render.exr import channels, check_installed, linear, write_exr
 from splatcli.render.images import RenderedMaps
-from splatcli.render.output import channels, check_installed, linear, write_exr
 
 
 def maps() -> RenderedMaps:
@@ -60,7 +60,7 @@ def test_a_folder_in_its_place_is_an_error(tmp_path: Path) -> None:
 
 
 def test_without_the_package_there_is_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("splatcli.render.output.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("splatcli.render.exr.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ResourceError) as caught:
         check_installed()
     assert "splatcli[exr]" in str(caught.value)

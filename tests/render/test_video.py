@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from splatcli.errors import OutputError, ResourceError, SceneError
-from splatcli.render.output import find_ffmpeg, write_video
+from splatcli.render.video import find_ffmpeg, write_video
 
 
 @pytest.fixture
