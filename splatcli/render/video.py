@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,6 +28,15 @@ from splatcli.output_files import make_parent_folder
 VIDEOS = ("mp4", "gif", "webp")
 #: Constant rate factor of x264: visually near-lossless, about 5 Mbit/s at 1080p.
 CRF = 17
+#: Options of ffmpeg for animated pictures. A GIF has a palette for each frame: one for all would need all at once.
+_ANIMATED = {
+    "gif": ("-vf", "split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse=new=1", "-loop", "0", "-f", "gif"),
+    "webp": ("-pix_fmt", "bgra", "-c:v", "libwebp_anim", "-quality", "85", "-loop", "0", "-f", "webp"),
+}
+#: Frames a second of a GIF at most: browsers show shorter frames than 20 ms for 100.
+MAX_GIF_FPS = 50.0
+
+_REMEDY = "install a working ffmpeg: pip install 'splatcli[video]'; or write PNG files: -o FOLDER"
 
 
 def find_ffmpeg() -> str:
@@ -49,89 +59,86 @@ def bundled() -> str | None:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Video:
+    """A video file: its kind, one of VIDEOS, width and height of its frames in pixels, and frames a second."""
+
+    kind: str
+    size: tuple[int, int]
+    fps: float
+
+    @property
+    def encoded_size(self) -> tuple[int, int]:
+        """Return width and height as they are stored: H.264 in 4:2:0 needs even sides."""
+        width, height = self.size
+        return self.size if self.kind in _ANIMATED else (width + width % 2, height + height % 2)
+
+    def command(self, program: str, target: str) -> list[str]:
+        """Return the words that start the encoder: raw RGB frames on stdin, a file to ``target``, however that ends."""
+        width, height = self.encoded_size
+        source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{self.fps:g}", "-i", "-"]
+        begin = [program, "-y", "-hide_banner", "-loglevel", "error", *source, "-an"]
+        if self.kind in _ANIMATED:
+            return [*begin, *_ANIMATED[self.kind], target]
+        # Full-range RGB becomes BT.709, and the file declares it, since players guess otherwise.
+        convert = ["-vf", "scale=out_color_matrix=bt709:out_range=tv", "-pix_fmt", "yuv420p", "-colorspace", "bt709"]
+        curves = ["-color_primaries", "bt709", "-color_trc", "bt709", "-color_range", "tv"]
+        encode = ["-c:v", "libx264", "-crf", str(CRF), "-movflags", "+faststart", "-f", "mp4"]
+        return [*begin, *convert, *curves, *encode, target]
+
+    def encode(self, program: str, file: BinaryIO, frames: Iterable[NDArray[np.uint8]]) -> None:
+        """Let the ffmpeg ``program`` write ``frames`` [H, W, 3] to ``file``, which has a name.
+
+        Raises ResourceError where it does not start or fails, OSError for a full disk, and errors of ``frames``.
+        """
+        with tempfile.TemporaryFile() as words:
+            try:
+                # In its own session ffmpeg gets no Ctrl-C; this process handles it.
+                encoder = subprocess.Popen(
+                    self.command(program, file.name), stdin=subprocess.PIPE, stderr=words, start_new_session=True
+                )
+            except OSError as error:
+                raise ResourceError(f"ffmpeg does not start: {error.strerror}", where=program, remedy=_REMEDY) from None
+            try:
+                with contextlib.suppress(BrokenPipeError):  # ffmpeg has ended early; its message is reported below
+                    self._feed(encoder, frames)
+                code = encoder.wait()
+            except BaseException:
+                encoder.kill()
+                encoder.wait()
+                raise
+            words.seek(0)
+            text = words.read(10_000).decode(errors="replace").strip()
+        if code:
+            reason = text.splitlines()[-1] if text else "no message"
+            if "No space left" in text:
+                raise OSError(reason)
+            raise ResourceError(f"ffmpeg failed with status {code}: {reason}", where=program, remedy=_REMEDY)
+        file.seek(0, os.SEEK_END)
+
+    def _feed(self, encoder: subprocess.Popen[bytes], frames: Iterable[NDArray[np.uint8]]) -> None:
+        """Write the frames to the encoder's stdin; the last row or column of an odd side is doubled where it has to."""
+        assert encoder.stdin is not None
+        width, height = self.encoded_size
+        with encoder.stdin as pipe:
+            for frame in frames:
+                missing = (0, height - frame.shape[0]), (0, width - frame.shape[1]), (0, 0)
+                pipe.write(np.ascontiguousarray(np.pad(frame, missing, mode="edge")).data)
+
+
 def write_video(path: Path, frames: Iterable[NDArray[np.uint8]], size: tuple[int, int], fps: float) -> None:
     """Encode ``frames`` [H, W, 3], all of ``size`` (W, H), as the suffix says: ``.mp4``, ``.gif`` or ``.webp``.
 
-    MP4 is H.264 in 4:2:0, which every player supports; that needs even sides: the last row or column of an odd one is
-    doubled. GIF and WebP repeat for ever.
+    MP4 is H.264 in 4:2:0, which every player supports. GIF and WebP repeat for ever.
     Raises OutputError if the file cannot be written, ResourceError without a working ffmpeg, and errors of ``frames``.
     """
     program = find_ffmpeg()
+    video = Video(path.suffix.lower().removeprefix("."), size, fps)
     make_parent_folder(path)
     try:
-        kind = path.suffix.lower().removeprefix(".")
-        write_atomically(path, lambda file: _encode(program, file, frames, size, fps, kind), what="the video")
+        write_atomically(path, lambda file: video.encode(program, file, frames), what="the video")
     except OutputError as error:
         # An error of the frames is not an error of the file.
         if isinstance(error.__cause__, SplatError):
             raise error.__cause__ from None
         raise
-
-
-#: Options of ffmpeg for animated pictures. A GIF has a palette for each frame: one for all would need all at once.
-_ANIMATED = {
-    "gif": ("-vf", "split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse=new=1", "-loop", "0", "-f", "gif"),
-    "webp": ("-pix_fmt", "bgra", "-c:v", "libwebp_anim", "-quality", "85", "-loop", "0", "-f", "webp"),
-}
-#: Frames a second of a GIF at most: browsers show shorter frames than 20 ms for 100.
-MAX_GIF_FPS = 50.0
-
-
-def command(program: str, size: tuple[int, int], fps: float, target: str, kind: str = "mp4") -> list[str]:
-    """Return the command of the encoder: raw RGB frames on stdin, a file of ``kind`` to ``target``, however that ends.
-
-    kind: one of VIDEOS.
-    """
-    width, height = size
-    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{fps:g}", "-i", "-"]
-    if kind in _ANIMATED:
-        return [program, "-y", "-hide_banner", "-loglevel", "error", *source, "-an", *_ANIMATED[kind], target]
-    # Full-range RGB becomes BT.709, and the file declares it, since players guess otherwise.
-    convert = ["-vf", "scale=out_color_matrix=bt709:out_range=tv", "-pix_fmt", "yuv420p", "-colorspace", "bt709"]
-    curves = ["-color_primaries", "bt709", "-color_trc", "bt709", "-color_range", "tv"]
-    encode = ["-c:v", "libx264", "-crf", str(CRF), "-movflags", "+faststart", "-f", "mp4"]
-    return [program, "-y", "-hide_banner", "-loglevel", "error", *source, "-an", *convert, *curves, *encode, target]
-
-
-def _encode(
-    program: str, file: BinaryIO, frames: Iterable[NDArray[np.uint8]], size: tuple[int, int], fps: float, kind: str
-) -> None:
-    even = size if kind in _ANIMATED else (size[0] + size[0] % 2, size[1] + size[1] % 2)
-    with tempfile.TemporaryFile() as words:
-        try:
-            # In its own session ffmpeg gets no Ctrl-C; this process handles it.
-            encoder = subprocess.Popen(
-                command(program, even, fps, file.name, kind),
-                stdin=subprocess.PIPE,
-                stderr=words,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ResourceError(f"ffmpeg does not start: {error.strerror}", where=program, remedy=_REMEDY) from None
-        try:
-            with contextlib.suppress(BrokenPipeError):  # ffmpeg has ended early; its message is reported below
-                _feed(encoder, frames, even)
-            code = encoder.wait()
-        except BaseException:
-            encoder.kill()
-            encoder.wait()
-            raise
-        words.seek(0)
-        text = words.read(10_000).decode(errors="replace").strip()
-    if code:
-        reason = text.splitlines()[-1] if text else "no message"
-        if "No space left" in text:
-            raise OSError(reason)
-        raise ResourceError(f"ffmpeg failed with status {code}: {reason}", where=program, remedy=_REMEDY)
-    file.seek(0, os.SEEK_END)
-
-
-_REMEDY = "install a working ffmpeg: pip install 'splatcli[video]'; or write PNG files: -o FOLDER"
-
-
-def _feed(encoder: subprocess.Popen[bytes], frames: Iterable[NDArray[np.uint8]], size: tuple[int, int]) -> None:
-    assert encoder.stdin is not None
-    with encoder.stdin as pipe:
-        for frame in frames:
-            missing = (0, size[1] - frame.shape[0]), (0, size[0] - frame.shape[1]), (0, 0)
-            pipe.write(np.ascontiguousarray(np.pad(frame, missing, mode="edge")).data)
