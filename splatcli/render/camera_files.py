@@ -8,7 +8,7 @@ The layouts are recognised by their keys:
                                                                        be missing where the caller knows the size
     {"camera_path": [{camera_to_world, fov}], render_width, render_height, fps}          nerfstudio camera path
 
-A camera path that has only "keyframes" is interpolated (render/camera_paths.py). The last two layouts hold
+A camera path that has only "keyframes" is interpolated (render/keyframes.py). The last two layouts hold
 camera-to-world matrices with OpenGL axes (y up, z back). Lens distortion is not rendered: its keys are ignored. All
 poses are in the frame of the model. ``ns-render camera-path`` and add-ons for Blender read what is written here.
 """
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.errors import SceneError, UsageError
-from splatcli.render.camera_paths import TOLERANCE, frames_between
+from splatcli.render.keyframes import TOLERANCE, frames_between
 from splatcli.scene.camera import NEAR, Camera, CameraModel
 from splatcli.similarity import uniform_scale
 

@@ -1,20 +1,14 @@
-"""Camera paths for videos: orbit, spiral, ellipse, and through given poses or keyframes.
+"""Camera paths for videos: orbit, spiral, ellipse, and through given poses.
 
 Poses are [F, 4, 4] float64 camera to world in the scene's frame, with OpenCV axes: x right, y down, z forward. All
 paths have constant speed, but for an orbit that swings. Closed ones end one step before their beginning, so that a
 video of them loops.
-
-A keyframe of a nerfstudio camera path is a camera-to-world matrix with OpenGL axes and a vertical field of view in
-degrees. Older files have the matrix as JSON in a string, and column by column, as three.js does; newer ones row by row.
-The column that has to be 0 0 0 1 distinguishes the two.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import scipy
@@ -22,7 +16,6 @@ from numpy.typing import NDArray
 
 from splatcli.errors import UsageError
 from splatcli.scene.camera import focus_point, mean_direction
-from splatcli.similarity import uniform_scale
 
 Doubles = NDArray[np.float64]
 
@@ -43,9 +36,6 @@ _LEAST_ARC = np.radians(10.0)
 #: For up as the normal of the cameras' horizontal axes: the least mean of sin^2 of their angles in the plane that they
 #: fit best (28 degrees from end to end); the largest part of that across the plane; the least cosine to the mean up.
 _LEAST_SPREAD, _MOST_ROLL, _ALIKE = 0.02, 0.1, 0.5
-
-#: How far R R^T of a camera file's rotation may be from the identity.
-TOLERANCE = 1e-3
 
 _FOCUS_REMEDY = "give a point with --focus X,Y,Z, or use --views interpolate"
 
@@ -259,16 +249,16 @@ def through(poses: Doubles, frames: int, *, loop: bool = False) -> tuple[Doubles
     are interpolated from pose to pose (slerp). Poses equal to the one before are skipped.
     loop: return to the first pose. Raises UsageError if fewer than two poses differ.
     """
-    kept, _ = _distinct(poses, loop)
+    kept, _ = distinct(poses, loop)
     if len(kept) < 2:
         raise UsageError("a path needs at least two different cameras", where="--views", remedy="use --views orbit")
-    found, places = _curve(poses[kept], loop).at(np.linspace(0.0, 1.0, frames, endpoint=not loop))
+    found, places = curve_through(poses[kept], loop).at(np.linspace(0.0, 1.0, frames, endpoint=not loop))
     ids = np.append(kept, len(poses)) if loop else kept
     return found, np.interp(places, np.arange(len(ids)), ids)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Curve:
+class Curve:
     """A smooth path through K poses, all different from the one before, and back to the first in a loop.
 
     marks: [K], in a loop [K + 1]: the share of the length at each pose, 0...1.
@@ -279,7 +269,7 @@ class _Curve:
     at: Callable[[Doubles], tuple[Doubles, Doubles]]
 
 
-def _curve(keys: Doubles, loop: bool) -> _Curve:
+def curve_through(keys: Doubles, loop: bool) -> Curve:
     """Return the curve through poses [K, 4, 4], K >= 2."""
     places = np.arange(len(keys), dtype=np.float64)
     if loop:
@@ -302,7 +292,7 @@ def _curve(keys: Doubles, loop: bool) -> _Curve:
         u = np.interp(shares * lengths[-1], lengths, samples)
         return posed(u), np.interp(begin + u * (end - begin), way, places)
 
-    return _Curve(np.interp((way[inside] - begin) / (end - begin), samples, lengths) / lengths[-1], at)
+    return Curve(np.interp((way[inside] - begin) / (end - begin), samples, lengths) / lengths[-1], at)
 
 
 def nearest_order(poses: Doubles) -> NDArray[np.int64]:
@@ -329,7 +319,7 @@ def _ways(poses: Doubles) -> Doubles:
     return np.asarray(np.hypot(moved, moved.sum() / turned.sum() * turned) if moves and turns else moved + turned)
 
 
-def _distinct(poses: Doubles, loop: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def distinct(poses: Doubles, loop: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return ([K] indices of poses that differ from the one before, [N] the place of each pose among these).
 
     With a loop, the last also differs from the first; poses at the end that do not have the place K.
@@ -372,164 +362,3 @@ def _any_level(up: Doubles) -> Doubles:
     """Return [3]: a unit vector perpendicular to ``up``."""
     level = np.cross(up, np.eye(3)[int(np.argmin(np.abs(up)))])
     return np.asarray(level / np.linalg.norm(level))
-
-
-#: Default length in seconds and frame rate of a camera path.
-_SECONDS, _FPS = 4.0, 30.0
-#: An hour at 30 fps; more is a mistake in the file, and each frame is a camera in memory.
-MOST_FRAMES = 108_000
-
-#: Upper limit of seconds and of frame rates.
-_MOST = 1e9
-
-_KEYS = ("matrix", "camera_to_world")
-
-
-def frames_between(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the entries of a ``camera_path`` along the ``keyframes`` of ``document``.
-
-    They are evenly spaced, unless the document has times of transitions, which _timed() then keeps. One keyframe is one
-    frame. Keyframes of one pose and several fields of view are a zoom. viewer/camera_path.js does the same in a
-    browser. Raises ValueError for an invalid keyframe or path.
-    """
-    keys = [_matrix(entry, index) for index, entry in enumerate(document["keyframes"])]
-    fovs = [_fov(entry, document, index) for index, entry in enumerate(document["keyframes"])]
-    seconds, fps = _positive(document, "seconds", _SECONDS), _positive(document, "fps", _FPS)
-    if not keys:
-        raise ValueError("keyframes is empty")
-    loop = document.get("is_cycle") is True
-    times = _transition_times(document, loop)
-    if len(keys) == 1:
-        _frame_count(seconds, fps)
-        poses, between = np.stack(keys), np.array(fovs)
-    elif len(set(fovs)) == 1 and len(_distinct(np.stack(keys), loop)[0]) == 1:
-        raise ValueError("all keyframes are equal; a path needs at least two different ones")
-    elif any(time is not None for time in times):
-        poses, between = _timed(np.stack(keys), np.array(fovs), times, seconds, fps, loop)
-    else:
-        poses, between = _even(np.stack(keys), np.array(fovs), _frame_count(seconds, fps), loop)
-    return [
-        {"camera_to_world": pose.reshape(-1).tolist(), "fov": float(fov)}
-        for pose, fov in zip(poses, between, strict=True)
-    ]
-
-
-def _even(keys: Doubles, fovs: Doubles, frames: int, loop: bool) -> tuple[Doubles, Doubles]:
-    """Return ([F, 4, 4], [F] fields of view) at constant speed."""
-    last = len(keys) - 1 + loop
-    if len(_distinct(keys, loop)[0]) > 1:
-        poses, at = through(keys, frames, loop=loop)
-    else:
-        poses, at = np.tile(keys[0], (frames, 1, 1)), np.linspace(0.0, last, frames, endpoint=not loop)
-    return poses, np.interp(at, np.arange(last + 1), np.append(fovs, fovs[:loop]))
-
-
-def _timed(
-    keys: Doubles, fovs: Doubles, times: list[float | None], seconds: float, fps: float, loop: bool
-) -> tuple[Doubles, Doubles]:
-    """Return ([F, 4, 4], [F] fields of view) of a path that takes ``times`` from keyframe to keyframe.
-
-    times: [N - 1], in a loop [N]; None for transitions at constant speed in what ``seconds`` leaves to them. Without
-    such, ``seconds`` does not count. The speed changes smoothly from transition to transition. A transition between
-    equal poses rests, or zooms; without a time it is none, and its keyframe is skipped.
-    """
-    kept, places = _distinct(keys, loop)
-    curve = _curve(keys[kept], loop) if len(kept) > 1 else None
-    if curve is None:  # a zoom, along which each transition is as long
-        places = np.arange(len(keys))
-    places = np.append(places, places[-1] + 1 if curve is None else len(kept)) if loop else places
-    marks = np.linspace(0.0, 1.0, places[-1] + 1) if curve is None else curve.marks
-    durations = _durations(np.diff(marks[places]), times, seconds)
-    ends = np.concatenate([[0.0], np.cumsum(durations)])
-    total = float(ends[-1])
-    frames = _frame_count(seconds if abs(total - seconds) <= 1e-9 * total else total, fps)
-    at = np.linspace(0.0, total, frames, endpoint=not loop)
-    there = np.concatenate([[True], durations > 1e-9 * total])  # the keyframes that are not skipped
-    ends, places, fovs = ends[there], places[there], np.append(fovs, fovs[:loop])[there]
-    shares = np.clip(_monotone(ends, marks[places], loop)(at), 0.0, 1.0)
-    if curve is None:
-        poses, reached = np.tile(keys[0], (frames, 1, 1)), shares * (len(marks) - 1)
-    else:
-        poses, reached = curve.at(shares)
-    i = np.clip(np.searchsorted(ends, at, side="right") - 1, 0, len(ends) - 2)
-    steps, since = np.diff(places)[i], (at - ends[i]) / np.diff(ends)[i]
-    along = np.clip(np.where(steps > 0, (reached - places[i]) / np.maximum(steps, 1), since), 0.0, 1.0)
-    return poses, fovs[i] + along * np.diff(fovs)[i]
-
-
-def _durations(lengths: Doubles, times: list[float | None], seconds: float) -> Doubles:
-    """Return the seconds of each transition. lengths: their shares of the way. Raises ValueError."""
-    free = np.array([time is None for time in times])
-    fixed = np.array([time or 0.0 for time in times])
-    rest, way = seconds - float(np.cumsum(fixed)[-1]), float(lengths[free].sum())
-    if way > 0 and not rest > 0:
-        raise ValueError(
-            f"the transitions with a time of their own take {seconds - rest:g} of the {seconds:g} seconds, and leave "
-            "none to the others"
-        )
-    return np.where(free, lengths * (rest / way if way > 0 else 0.0), fixed)
-
-
-def _monotone(at: Doubles, values: Doubles, loop: bool) -> scipy.interpolate.PchipInterpolator:
-    """Return the smooth monotonic function through rising ``values`` from 0 to 1."""
-    if loop:  # a lap before and one after, so that it is smooth where it closes
-        at = np.concatenate([at[:-1] - at[-1], at, at[1:] + at[-1]])
-        values = np.concatenate([values[:-1] - 1.0, values, values[1:] + 1.0])
-    return scipy.interpolate.PchipInterpolator(at, values)
-
-
-def _frame_count(seconds: float, fps: float) -> int:
-    frames = round(seconds * fps)
-    if not 1 <= frames <= MOST_FRAMES:
-        raise ValueError(f"seconds times fps are {frames} frames, not 1 to {MOST_FRAMES}")
-    return frames
-
-
-def _transition_times(document: dict[str, Any], loop: bool) -> list[float | None]:
-    """Return the seconds to the second keyframe, to each after it and, in a loop, to the first; None for no time.
-
-    As nerfstudio has them: a keyframe's own is that of the way to it.
-    """
-    entries = document["keyframes"]
-    default = None
-    if document.get("default_transition_sec") is not None:
-        default = _positive(document, "default_transition_sec", 0.0)
-    times = []
-    for index, entry in enumerate(entries):
-        own = entry.get("override_transition_sec") if entry.get("override_transition_enabled") is True else None
-        if own is not None and (isinstance(own, bool) or not isinstance(own, int | float) or not 0 < own < _MOST):
-            raise ValueError(
-                f"override_transition_sec of keyframe {index} is {own!r:.40}, not a number above 0 and below {_MOST:g}"
-            )
-        times.append(default if own is None else float(own))
-    return times[1:] + times[:loop]
-
-
-def _matrix(entry: Any, index: int) -> NDArray[np.float64]:
-    value = next((entry[key] for key in _KEYS if key in entry), None) if isinstance(entry, dict) else None
-    try:
-        matrix = np.asarray(json.loads(value) if isinstance(value, str) else value, dtype=np.float64).reshape(4, 4)
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        raise ValueError(f"keyframe {index} has no 4x4 matrix") from None
-    if not matrix[:3, 3].any() and matrix[3, :3].any():
-        matrix = matrix.T
-    matrix[:3, :3] /= uniform_scale(matrix[:3, :3], TOLERANCE)
-    rotation = matrix[:3, :3]
-    rigid = np.isfinite(matrix).all() and np.allclose(rotation @ rotation.T, np.eye(3), atol=TOLERANCE)
-    if not rigid or not np.linalg.det(rotation) > 0 or not np.allclose(matrix[3], (0.0, 0.0, 0.0, 1.0), atol=1e-6):
-        raise ValueError(f"the matrix of keyframe {index} is not a camera pose: it scales, shears or mirrors")
-    return matrix
-
-
-def _fov(entry: dict[str, Any], document: dict[str, Any], index: int) -> float:
-    value = entry.get("fov", document.get("default_fov"))
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 180:
-        raise ValueError(f"the fov of keyframe {index} is {value!r:.40}, not between 0 and 180 degrees")
-    return float(value)
-
-
-def _positive(document: dict[str, Any], key: str, default: float) -> float:
-    value = document.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST:
-        raise ValueError(f"{key} is {value!r:.40}, not a number above 0 and below {_MOST:g}")
-    return float(value)

@@ -4,7 +4,7 @@
 // A key frame is {matrix, fov, time}: sixteen numbers, row by row, camera to world in the frame of the model with OpenGL
 // axes (x right, y up, z back); a vertical field of view in degrees; and the seconds that the path takes to it from the
 // one before, null for constant speed. Such is nerfstudio's layout of camera paths.
-// The interpolation is that of frames_between() in splatcli/render/camera_paths.py, step by step, so that a preview shows
+// The interpolation is that of frames_between() in splatcli/render/keyframes.py, step by step, so that a preview shows
 // the frames which `splat render --views` makes.
 
 const DEGREES = 180 / Math.PI;

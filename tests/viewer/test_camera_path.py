@@ -19,7 +19,7 @@ from scipy.spatial.transform import Rotation
 
 from splatcli.formats.html import to_viewer
 from splatcli.render.camera_files import FLIP, read_camera_file
-from splatcli.render.camera_paths import frames_between
+from splatcli.render.keyframes import frames_between
 from tests.browser import node
 
 MODULE = files("splatcli.viewer") / "camera_path.js"
