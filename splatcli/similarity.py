@@ -24,6 +24,23 @@ def uniform_scale(matrix: Floats, tolerance: float) -> float:
         return math.sqrt(square) if is_scaled and np.abs(gram / square - np.eye(3)).max() <= tolerance else 1.0
 
 
+def rigid(matrix: Floats, tolerance: float) -> Floats:
+    """Return a camera's matrix [4, 4], for column vectors, if it is a rotation R and a shift. Raise ValueError.
+
+    tolerance: how far R R^T may be from the identity.
+    """
+    rotation = matrix[:3, :3]
+    with np.errstate(all="ignore"):  # of huge numbers the products are none
+        orthonormal = np.isfinite(matrix).all() and np.allclose(rotation @ rotation.T, np.eye(3), atol=tolerance)
+    if not orthonormal:
+        raise ValueError("the pose scales or shears: its rotation part is not orthonormal")
+    if not np.linalg.det(rotation) > 0:
+        raise ValueError("the pose mirrors: its rotation part has determinant -1")
+    if not np.allclose(matrix[3], (0.0, 0.0, 0.0, 1.0), atol=1e-6):
+        raise ValueError("the pose's last row is not 0 0 0 1")
+    return matrix
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Similarity:
     """The map x -> scale * rotation @ x + shift, in float64. The default maps everything to itself."""

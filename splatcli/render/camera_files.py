@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from splatcli.errors import SceneError, UsageError
 from splatcli.render.keyframes import TOLERANCE, frames_between
 from splatcli.scene.camera import NEAR, Camera, CameraModel
-from splatcli.similarity import uniform_scale
+from splatcli.similarity import rigid, uniform_scale
 
 #: From OpenGL camera axes to OpenCV's: y and z change sign.
 FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
@@ -153,7 +153,7 @@ def _ours(entry: dict[str, Any], shared: dict[str, Any], index: int) -> Camera:
         fy=_focal(entry, "fy"),
         cx=_number(entry, "cx"),
         cy=_number(entry, "cy"),
-        viewmat=_rigid(_matrix(entry, "viewmat")),
+        viewmat=rigid(_matrix(entry, "viewmat"), TOLERANCE),
         near=_near(entry) if "near" in entry else NEAR,
         model=entry.get("model", "pinhole"),
     )
@@ -172,7 +172,7 @@ def _inria(entry: dict[str, Any], shared: dict[str, Any], index: int) -> Camera:
         fy=_focal(entry, "fy"),
         cx=width / 2,
         cy=height / 2,
-        viewmat=_inverse(_rigid(c2w)),
+        viewmat=_inverse(rigid(c2w, TOLERANCE)),
     )
 
 
@@ -274,23 +274,11 @@ def _from_opengl(c2w: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     c2w = c2w.copy()
     c2w[:3, :3] /= uniform_scale(c2w[:3, :3], TOLERANCE)
-    return _inverse(_rigid(c2w) @ FLIP)
+    return _inverse(rigid(c2w, TOLERANCE) @ FLIP)
 
 
 def _inverse(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.linalg.inv(matrix), dtype=np.float64)
-
-
-def _rigid(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the matrix if it is a rigid transform. Raise ValueError."""
-    rotation = matrix[:3, :3]
-    if not np.allclose(rotation @ rotation.T, np.eye(3), atol=TOLERANCE):
-        raise ValueError("the pose scales or shears: its rotation part is not orthonormal")
-    if not np.linalg.det(rotation) > 0:
-        raise ValueError("the pose mirrors: its rotation part has determinant -1")
-    if not np.allclose(matrix[3], (0.0, 0.0, 0.0, 1.0), atol=1e-6):
-        raise ValueError("the pose's last row is not 0 0 0 1")
-    return matrix
 
 
 def _matrix(entry: dict[str, Any], key: str) -> NDArray[np.float64]:

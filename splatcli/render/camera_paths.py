@@ -18,6 +18,7 @@ from splatcli.errors import UsageError
 from splatcli.scene.camera import focus_point, mean_direction
 
 Doubles = NDArray[np.float64]
+Indices = NDArray[np.int64]
 
 #: Samples that a curve's length is measured by; a chord of 1/4096 turn is shorter than its arc by one part in 10^7.
 _SAMPLES = 4096
@@ -295,7 +296,7 @@ def curve_through(keys: Doubles, loop: bool) -> Curve:
     return Curve(np.interp((way[inside] - begin) / (end - begin), samples, lengths) / lengths[-1], at)
 
 
-def nearest_order(poses: Doubles) -> NDArray[np.int64]:
+def nearest_order(poses: Doubles) -> Indices:
     """Return [N]: the order from the first pose, each followed by the nearest of the rest."""
     centers = poses[:, :3, 3]
     left = np.ones(len(poses), dtype=np.bool_)
@@ -319,7 +320,7 @@ def _ways(poses: Doubles) -> Doubles:
     return np.asarray(np.hypot(moved, moved.sum() / turned.sum() * turned) if moves and turns else moved + turned)
 
 
-def distinct(poses: Doubles, loop: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def distinct(poses: Doubles, loop: bool) -> tuple[Indices, Indices]:
     """Return ([K] indices of poses that differ from the one before, [N] the place of each pose among these).
 
     With a loop, the last also differs from the first; poses at the end that do not have the place K.
