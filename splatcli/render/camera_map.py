@@ -27,7 +27,7 @@ _SIDE, _GAP, _HEAD = 820, 16, 74
 #: Supersampling factor.
 _FINER = 2
 #: Maximum number of points drawn, and of cameras drawn as frustums; more cameras are dots.
-_MOST_POINTS, _MOST_PYRAMIDS = 60_000, 1_500
+_MOST_POINTS, _MOST_FRUSTUMS = 60_000, 1_500
 #: Below this number points are drawn larger.
 _FEW_POINTS = 20_000
 #: In half sides of the map: its margin, and the largest and smallest depth of a frustum.
@@ -141,11 +141,11 @@ def _panel(window: _Window, scene: Scene, poses: Doubles, points: Doubles, colou
     order = [*(i for i in range(len(poses)) if i not in held), *sorted(held)]
     for i in order:
         colour = _TEST if i in held else _TRAIN
-        if len(poses) > _MOST_PYRAMIDS:
+        if len(poses) > _MOST_FRUSTUMS:
             ((cx, cy),) = window.pixels(poses[i, :3, 3][None])
             draw.rectangle((cx - 1, cy - 1, cx + 1, cy + 1), fill=colour)
         else:
-            _pyramid(draw, window, scene.cameras[i], poses[i], depth, colour)
+            _draw_frustum(draw, window.pixels(_frustum(scene.cameras[i], poses[i], depth)), colour)
     return panel
 
 
@@ -159,15 +159,19 @@ def _depth(poses: Doubles, window: _Window) -> float:
     return min(max(usual, _FLAT * window.half), _DEEP * window.half)
 
 
-def _pyramid(
-    draw: ImageDraw.ImageDraw, window: _Window, camera: Camera, pose: Doubles, depth: float, colour: _Color
-) -> None:
+def _frustum(camera: Camera, pose: Doubles, depth: float) -> Doubles:
+    """Return [5, 3]: the tip of a camera's frustum and its corners, the upper two first. pose: camera to world."""
     corners = np.array([[0, 0], [camera.width, 0], [camera.width, camera.height], [0, camera.height]], np.float64)
     rays = np.concatenate([(corners - [camera.cx, camera.cy]) / [camera.fx, camera.fy], np.ones((4, 1))], axis=1)
     # The frustum of a wide lens is flat instead of large.
     rays *= depth / max(1.0, float(np.abs(rays[:, :2]).max()))
     base = rays @ pose[:3, :3].T + pose[:3, 3]
-    tip, *around = (tuple(point) for point in window.pixels(np.concatenate([pose[None, :3, 3], base])))
+    return np.concatenate([pose[None, :3, 3], base])
+
+
+def _draw_frustum(draw: ImageDraw.ImageDraw, points: Doubles, colour: _Color) -> None:
+    """Draw a frustum, whose tip and corners are at the pixels ``points`` [5, 2]."""
+    tip, *around = (tuple(point) for point in points)
     draw.line([*around, around[0]], fill=colour, width=_FINER)
     for corner in around:
         draw.line([tip, corner], fill=colour, width=_FINER)

@@ -33,6 +33,10 @@ _INK = (30, 30, 30)
 _FAINT = (120, 120, 120)
 _HEADINGS = ("photo", "render", "error")
 
+_Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+#: Fonts of the title and of all other words.
+_LARGE, _SMALL = ImageFont.load_default(size=18), ImageFont.load_default(size=13)
+
 
 class Extremes:
     """The worst and the best views by PSNR of those added; the images of the others are dropped.
@@ -104,27 +108,64 @@ def draw_sheet(
 
     headings: of the images of a cell. masked: whether an error map has masked pixels.
     """
-    large, small = ImageFont.load_default(size=18), ImageFont.load_default(size=13)
     legend = "mean |error| of R, G, B, 1 = full range" + ("; grey: masked" if masked else "")
-    cell_width = _MARGIN + max(max(cell.size[0], round(small.getlength(cell.label))) for cell in cells)
+    cell_width = _MARGIN + max(max(cell.size[0], round(_SMALL.getlength(cell.label))) for cell in cells)
     columns = max(1, min(len(cells), (_MAX_WIDTH - _MARGIN) // cell_width))
     rows = [cells[i : i + columns] for i in range(0, len(cells), columns)]
     heights = [max(cell.size[1] for cell in row) + _LINE + _MARGIN for row in rows]
-    words = max(large.getlength(title), small.getlength(subtitle), _BAR[0] + _MARGIN + small.getlength(legend))
+    words = max(_LARGE.getlength(title), _SMALL.getlength(subtitle), _BAR[0] + _MARGIN + _SMALL.getlength(legend))
     width = _MARGIN + max(columns * cell_width, round(words) + _MARGIN)
-    sheet = Image.new("RGB", (width, _HEAD + _LINE + sum(heights)), _PAPER)
-    draw = ImageDraw.Draw(sheet)
-    draw.text((_MARGIN, _MARGIN), title, fill=_INK, font=large)
-    draw.text((_MARGIN, _MARGIN + 28), subtitle, fill=_FAINT, font=small)
-    _legend(sheet, draw, _MARGIN, _MARGIN + 28 + _LINE + 4, legend, small)
+    sheet = _Sheet(width, _HEAD + _LINE + sum(heights))
+    sheet.text((_MARGIN, _MARGIN), title, fill=_INK, font=_LARGE)
+    sheet.text((_MARGIN, _MARGIN + 28), subtitle, fill=_FAINT)
+    sheet.legend(_MARGIN, _MARGIN + 28 + _LINE + 4, legend)
+    lefts = [_MARGIN + column * cell_width for column in range(columns)]
     y = _HEAD
-    _draw_headings(draw, rows[0], headings, cell_width, y, small)
+    for left, cell in zip(lefts, rows[0], strict=True):
+        sheet.headings(left, y, headings, cell.pictures[0].width)
     y += _LINE
     for row, height in zip(rows, heights, strict=True):
-        for column, cell in enumerate(row):
-            _paste(sheet, draw, cell, _MARGIN + column * cell_width, y, small)
+        for left, cell in zip(lefts, row, strict=False):  # the last row may be shorter
+            sheet.cell(left, y, cell)
         y += height
-    return np.asarray(sheet)
+    return np.asarray(sheet.image)
+
+
+class _Sheet:
+    """The image that a sheet is drawn on; x and y are pixels from its upper left corner."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.image = Image.new("RGB", (width, height), _PAPER)
+        self._draw = ImageDraw.Draw(self.image)
+
+    def text(self, place: tuple[float, float], words: str, fill: tuple[int, int, int], font: _Font = _SMALL) -> None:
+        """Draw words with their upper left corner at ``place``."""
+        self._draw.text(place, words, fill=fill, font=font)
+
+    def headings(self, x: int, y: int, headings: Sequence[str], width: int) -> None:
+        """Draw the headings above the images of a cell at (x, y), each ``width`` wide, if they fit."""
+        for index, heading in enumerate(headings):
+            if _SMALL.getlength(heading) <= width:
+                self.text((x + index * (width + _GAP), y), heading, fill=_FAINT)
+
+    def cell(self, x: int, y: int, cell: Cell) -> None:
+        """Draw a cell with its upper left corner at (x, y)."""
+        width, height = cell.pictures[0].size
+        for index, picture in enumerate(cell.pictures):
+            self.image.paste(picture, (x + index * (width + _GAP), y))
+        self.text((x, y + height + 4), cell.label, fill=_INK)
+
+    def legend(self, x: int, y: int, words: str) -> None:
+        """Draw the colour bar of the error maps at (x, y), with ticks below and ``words`` to the right."""
+        width, height = _BAR
+        bar = np.broadcast_to(heat(np.linspace(0.0, 1.0, width)), (height, width, 3))
+        self.image.paste(Image.fromarray(np.ascontiguousarray(bar)), (x, y))
+        for tick, at in zip(TICKS, position(np.array(TICKS)), strict=True):
+            label = f"{tick:g}" + ("+" if tick == TICKS[-1] else "")
+            left = x + round(float(at) * (width - 1))
+            self._draw.line((left, y + height, left, y + height + 3), fill=_FAINT)
+            self.text((left - _SMALL.getlength(label) / 2, y + height + 3), label, fill=_FAINT)
+        self.text((x + width + _MARGIN, y - 3), words, fill=_FAINT)
 
 
 def _cell(rank: int, view: Comparison) -> Cell:
@@ -134,39 +175,3 @@ def _cell(rank: int, view: Comparison) -> Cell:
         f"{name} {value:.2f} dB" if "psnr" in name else f"{name} {value:.4f}" for name, value in view.extra.items()
     ]
     return Cell.of(arrays, "   ".join([f"{rank}", view.score.name, *figures]))
-
-
-def _draw_headings(
-    draw: ImageDraw.ImageDraw, row: Sequence[Cell], headings: Sequence[str], cell_width: int, y: int, font: _Font
-) -> None:
-    """Draw the headings above the images of the first row, if they fit."""
-    for column, cell in enumerate(row):
-        width = cell.pictures[0].width
-        for index, heading in enumerate(headings):
-            if font.getlength(heading) <= width:
-                left = _MARGIN + column * cell_width + index * (width + _GAP)
-                draw.text((left, y), heading, fill=_FAINT, font=font)
-
-
-def _paste(sheet: Image.Image, draw: ImageDraw.ImageDraw, cell: Cell, x: int, y: int, font: _Font) -> None:
-    """Draw the cell with its upper left corner at (x, y)."""
-    width, height = cell.pictures[0].size
-    for index, picture in enumerate(cell.pictures):
-        sheet.paste(picture, (x + index * (width + _GAP), y))
-    draw.text((x, y + height + 4), cell.label, fill=_INK, font=font)
-
-
-def _legend(sheet: Image.Image, draw: ImageDraw.ImageDraw, x: int, y: int, words: str, font: _Font) -> None:
-    """Draw the colour bar of the error maps at (x, y), with ticks below and ``words`` to the right."""
-    width, height = _BAR
-    bar = np.broadcast_to(heat(np.linspace(0.0, 1.0, width)), (height, width, 3))
-    sheet.paste(Image.fromarray(np.ascontiguousarray(bar)), (x, y))
-    for tick, at in zip(TICKS, position(np.array(TICKS)), strict=True):
-        text = f"{tick:g}" + ("+" if tick == TICKS[-1] else "")
-        left = x + round(float(at) * (width - 1))
-        draw.line((left, y + height, left, y + height + 3), fill=_FAINT)
-        draw.text((left - font.getlength(text) / 2, y + height + 3), text, fill=_FAINT, font=font)
-    draw.text((x + width + _MARGIN, y - 3), words, fill=_FAINT, font=font)
-
-
-_Font = ImageFont.FreeTypeFont | ImageFont.ImageFont

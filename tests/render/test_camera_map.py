@@ -73,7 +73,7 @@ def test_unusual_scenes_are_plotted(tmp_path: Path, kind: str, monkeypatch: pyte
         for camera in scene.cameras[::2]:
             camera.viewmat[:3] = np.diag([-1.0, -1.0, 1.0]) @ camera.viewmat[:3]
     elif kind == "many":
-        monkeypatch.setattr(camera_map, "_MOST_PYRAMIDS", 3)
+        monkeypatch.setattr(camera_map, "_MOST_FRUSTUMS", 3)
     if kind != "many":
         scene.points = None
     picture = draw_camera_map(scene, kind)
