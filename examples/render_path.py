@@ -9,13 +9,13 @@ import imageio.v3 as imageio
 
 import splatcli
 from splatcli.render.images import to_uint8
-from splatcli.render.selection import PathOptions, select_views
+from splatcli.render.selection import KnownCameras, PathOptions, select_views
 
 
 def main(model: str, folder: str, frames: str = "60", width: str = "640") -> None:
     loaded = splatcli.Model.load(model, device="auto")
     print(loaded)
-    cameras = select_views("orbit", loaded.cameras, [], [], PathOptions(frames=int(frames))).cameras
+    cameras = select_views("orbit", KnownCameras(loaded.cameras), PathOptions(frames=int(frames))).cameras
     Path(folder).mkdir(parents=True, exist_ok=True)
     for number, camera in enumerate(cameras):
         size = (int(width), round(int(width) * camera.height / camera.width))

@@ -210,7 +210,7 @@ def _measure(
     """
     from splatcli.render.images import render_pixels
     from splatcli.render.scoring import means
-    from splatcli.render.selection import select_views
+    from splatcli.render.selection import KnownCameras, select_views
     from splatcli.scene.borders import border_note
     from splatcli.train.backgrounds import evaluation_background, evaluation_colour
     from splatcli.train.evaluate import protocol, unlike_note
@@ -222,7 +222,7 @@ def _measure(
     owner = scene if checkpoint is None else checkpoint
     scores, fitted, indices, figures = [], [], [], []
     refined = scene.cameras if checkpoint is None else checkpoint.refined_cameras()
-    chosen = select_views(views, refined, owner.train, owner.test, images_only=True)
+    chosen = select_views(views, KnownCameras(refined, owner.train, owner.test), images_only=True)
     for camera in track(chosen.cameras, "views"):
         if ground_truth.is_fully_masked(camera.name):
             continue

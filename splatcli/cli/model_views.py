@@ -47,7 +47,7 @@ def views_of(
     from splatcli.config import DataConfig
     from splatcli.render.camera_files import read_cameras
     from splatcli.render.images import median_distance
-    from splatcli.render.selection import AROUND, CAMERA_FILE, PATHS, select_views
+    from splatcli.render.selection import AROUND, PATHS, KnownCameras, select_views
     from splatcli.scene.read import read_scene
 
     if model is not None:
@@ -55,30 +55,31 @@ def views_of(
         path_options = replace(path_options, distance=lambda camera: median_distance(gaussians, camera))
     if cameras is not None:
         given = read_cameras(cameras, size)
-        return select_views(views, given, range(len(given)), [], path_options), None
+        return select_views(views, KnownCameras(given, range(len(given))), path_options), None
     if model is not None and model.checkpoint is not None:
         own = model.checkpoint
         path_options = replace(path_options, georeferenced=own.dataset.place is not None)
         refined = _for_path(own.refined_cameras()) if views in PATHS else own.refined_cameras()
-        return select_views(views, refined, own.train, own.test, path_options, size=size), None
+        return select_views(views, KnownCameras(refined, own.train, own.test), path_options, size=size), None
     if data is None or views.lower().endswith(".json"):
-        camera_file = (None if model is None else camera_file_beside(model.path)) or CAMERA_FILE
+        beside = None if model is None else camera_file_beside(model.path)
+        known = KnownCameras() if beside is None else KnownCameras(camera_file=beside)
         if model is not None and len(model.gaussians) and views in AROUND:
-            return _path_around(model, views, path_options, camera_file), None
-        return select_views(views, [], [], [], path_options, camera_file, size), None
+            return _path_around(model, views, path_options, known.camera_file), None
+        return select_views(views, known, path_options, size=size), None
     scene = read_scene(data, DataConfig())
     path_options = replace(path_options, georeferenced=scene.place is not None)
     chosen = _for_path(scene.cameras) if views in PATHS else scene.cameras
-    return select_views(views, chosen, scene.train, scene.test, path_options), scene
+    return select_views(views, KnownCameras(chosen, scene.train, scene.test), path_options), scene
 
 
 def _path_around(model: Model, name: str, path_options: PathOptions, camera_file: Path) -> Views:
     """Return a path around a model without cameras. camera_file: where there may be some, for the note."""
     from splatcli.render.outside import ABOVE, PLY_UP, views_from_outside
-    from splatcli.render.selection import select_views
+    from splatcli.render.selection import KnownCameras, select_views
 
     around = views_from_outside(model.gaussians, PLY_UP, _AROUND)
-    chosen = select_views(name, around, range(_AROUND), [], path_options)
+    chosen = select_views(name, KnownCameras(around, range(_AROUND)), path_options)
     note = (
         f"the model has no cameras: the {name} goes around its middle, {ABOVE:g} degrees above it, with -y as up; "
         f"--data SCENE or the cameras of a file, such as {camera_file}, make a better one"

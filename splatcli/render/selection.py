@@ -130,49 +130,61 @@ class PathOptions:
 _Z_UP = np.array([0.0, 0.0, 1.0])
 
 
+@dataclass(frozen=True, slots=True)
+class KnownCameras:
+    """The cameras that ``--views`` chooses among: those of a run, a scene or a camera file; none of a file of splats.
+
+    train, test: rows of them. camera_file: the one to advise where there are no cameras.
+    """
+
+    cameras: Sequence[Camera] = ()
+    train: Sequence[int] = ()
+    test: Sequence[int] = ()
+    camera_file: Path = CAMERA_FILE
+
+    def split(self, name: str) -> list[Camera]:
+        """Return the cameras of one of SPLITS. Raises UsageError where it has none."""
+        rows = {"test": self.test, "train": self.train, "all": range(len(self.cameras))}[name]
+        if not rows:
+            raise UsageError(
+                f"the run has no {'held-out' if name == 'test' else name} views",
+                where="--views",
+                remedy="--views train, or --views all",
+            )
+        return [self.cameras[row] for row in rows]
+
+
 def select_views(
     text: str,
-    cameras: Sequence[Camera],
-    train: Sequence[int],
-    test: Sequence[int],
+    known: KnownCameras,
     options: PathOptions | None = None,
-    camera_file: Path = CAMERA_FILE,
-    size: tuple[int, int] | None = None,
     *,
+    size: tuple[int, int] | None = None,
     images_only: bool = False,
 ) -> Views:
     """Return the views that ``text`` names: one of SPLITS or PATHS, a .json, or images with commas.
 
-    cameras, train, test: of the run; all empty for a PLY. A path has cameras of their model.
-    options: of a camera path.
-    camera_file: one to advise where there are no cameras.
+    options: of a camera path, which has cameras of the model that the known ones have.
     size: of the images, for a camera file that has none.
     images_only: advise neither paths nor camera files.
     Raises UsageError when there are none, SceneError for a broken camera file.
     """
     if text in PATHS:
-        return _path(text, [cameras[i] for i in train] or list(cameras), options or PathOptions(), camera_file)
+        return _path(text, known, options or PathOptions())
     path = Path(text)
     if path.suffix.lower() == ".json":
-        file = read_camera_file(path, min((camera.near for camera in cameras), default=NEAR), size)
+        file = read_camera_file(path, min((camera.near for camera in known.cameras), default=NEAR), size)
         return Views(path.stem, file.cameras, from_run=False, fps=file.fps)
-    if not cameras:
+    if not known.cameras:
         raise UsageError(
             _NO_CAMERAS,
             where="--views",
-            remedy=f"name the scene with --data SCENE, or a camera file: --views {camera_file}",
+            remedy=f"name the scene with --data SCENE, or a camera file: --views {known.camera_file}",
         )
-    if text not in SPLITS:
-        words = SPLITS if images_only else (*SPLITS, *PATHS)
-        return Views(NAMED, _named(text, cameras, words), from_run=True)
-    indices = {"test": test, "train": train, "all": range(len(cameras))}[text]
-    if not indices:
-        raise UsageError(
-            f"the run has no {'held-out' if text == 'test' else text} views",
-            where="--views",
-            remedy="--views train, or --views all",
-        )
-    return Views(text, [cameras[i] for i in indices], from_run=True)
+    if text in SPLITS:
+        return Views(text, known.split(text), from_run=True)
+    words = SPLITS if images_only else (*SPLITS, *PATHS)
+    return Views(NAMED, _named(text, known.cameras, words), from_run=True)
 
 
 def _named(text: str, cameras: Sequence[Camera], words: Sequence[str]) -> list[Camera]:
@@ -234,13 +246,17 @@ def _camera_of(name: str, cameras: Sequence[Camera], words: Sequence[str]) -> Ca
     )
 
 
-def _path(name: str, cameras: list[Camera], options: PathOptions, camera_file: Path) -> Views:
-    """Return the frames of the path ``name``, with the most frequent size and median focal length of ``cameras``."""
+def _path(name: str, known: KnownCameras, options: PathOptions) -> Views:
+    """Return the frames of the path ``name`` along the training cameras, or all where the split is not known.
+
+    They have the most frequent size and the median focal length of these.
+    """
+    cameras = [known.cameras[row] for row in known.train] or list(known.cameras)
     if not cameras:
         raise UsageError(
             _NO_CAMERAS,
             where="--views",
-            remedy=f"name the cameras for {name}: --cameras {camera_file}, or the scene with --data; "
+            remedy=f"name the cameras for {name}: --cameras {known.camera_file}, or the scene with --data; "
             f"{' and '.join(AROUND)} do without",
         )
     lens = _lens(cameras) if options.fov is None else _of_fov(_lens(cameras), options.fov)

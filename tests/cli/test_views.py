@@ -15,7 +15,7 @@ from scipy.spatial.transform import Rotation
 from splatcli.cli.render import _complete_views
 from splatcli.errors import SceneError, UsageError
 from splatcli.render.camera_files import cameras_json, read_cameras
-from splatcli.render.selection import PathOptions, Views, select_views
+from splatcli.render.selection import KnownCameras, PathOptions, Views, select_views
 from splatcli.scene.camera import Camera
 from splatcli.scene.georeference import write_sidecar
 from tests.cli.tiny import QUICK, look_at_origin, write_scene
@@ -62,9 +62,9 @@ def test_a_model_behind_bare_views_is_the_model(tmp_path: Path) -> None:
 
 def test_names_choose_from_the_run() -> None:
     cameras = [camera(str(i)) for i in range(4)]
-    assert select_views("all", cameras, [1, 2, 3], [0]).cameras == cameras
-    assert select_views("test", cameras, [1, 2, 3], [0]).cameras == [cameras[0]]
-    assert select_views("train", cameras, [1, 2, 3], [0]).from_run
+    assert select_views("all", KnownCameras(cameras, [1, 2, 3], [0])).cameras == cameras
+    assert select_views("test", KnownCameras(cameras, [1, 2, 3], [0])).cameras == [cameras[0]]
+    assert select_views("train", KnownCameras(cameras, [1, 2, 3], [0])).from_run
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_names_choose_from_the_run() -> None:
 )
 def test_views_that_are_not_there_are_an_error(text: str, cameras: list[Camera], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        select_views(text, cameras, [0] if cameras else [], [])
+        select_views(text, KnownCameras(cameras, [0] if cameras else []))
 
 
 FOLDERS = ("left/0001.jpg", "left/0002.jpg", "right/0001.jpg", "right/0003.png", "a,b.jpg")
@@ -90,7 +90,7 @@ FOLDERS = ("left/0001.jpg", "left/0002.jpg", "right/0001.jpg", "right/0003.png",
     ],
 )
 def test_images_choose_views_in_the_order_given(text: str, names: list[str]) -> None:
-    views = select_views(text, [camera(name) for name in FOLDERS], [1, 2, 3], [0])
+    views = select_views(text, KnownCameras([camera(name) for name in FOLDERS], [1, 2, 3], [0]))
     assert [one.name for one in views.cameras] == names
     assert views.from_run
 
@@ -111,7 +111,7 @@ def test_images_choose_views_in_the_order_given(text: str, names: list[str]) -> 
 )
 def test_images_of_no_view_are_an_error_with_near_names(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=f"(?s){message}"):
-        select_views(text, [camera(name) for name in FOLDERS], [1, 2, 3], [0])
+        select_views(text, KnownCameras([camera(name) for name in FOLDERS], [1, 2, 3], [0]))
 
 
 def test_our_own_cameras_come_back_bit_for_bit(tmp_path: Path) -> None:
@@ -319,14 +319,14 @@ def test_projections_show_what_they_say() -> None:
         with pytest.raises(UsageError, match="the views are ortho cameras"):
             flat.projected(model, lambda _: 1.0)
     with pytest.raises(UsageError, match="have one model, and these have ortho, pinhole"):
-        select_views("orbit", [camera("a"), replace(camera("b", 1.0), model="ortho")], [], [])
+        select_views("orbit", KnownCameras([camera("a"), replace(camera("b", 1.0), model="ortho")]))
 
 
 def test_paths_have_the_lens_of_most_cameras() -> None:
     cameras = [camera(str(i), 0.5 * i) for i in range(5)]
     cameras[1] = replace(cameras[1], fx=50.0)
     cameras[3] = cameras[3].resized(80, 60)
-    views = select_views("orbit", cameras, [], [], PathOptions(frames=7))
+    views = select_views("orbit", KnownCameras(cameras), PathOptions(frames=7))
     assert len(views.cameras) == 7
     assert {(c.width, c.height, c.fx, c.fy, c.cx, c.cy) for c in views.cameras} == {(40, 30, 41.5, 40.25, 20.0, 15.0)}
 
@@ -334,13 +334,13 @@ def test_paths_have_the_lens_of_most_cameras() -> None:
 @pytest.mark.parametrize(("loop", "count"), [(False, 120), (True, 130)])
 def test_a_path_through_many_cameras_is_longer(loop: bool, count: int) -> None:
     cameras = [camera(f"{i:02d}", 0.3 * i) for i in range(13)]
-    assert len(select_views("interpolate", cameras[::-1], [], [], PathOptions(loop=loop)).cameras) == count
+    assert len(select_views("interpolate", KnownCameras(cameras[::-1]), PathOptions(loop=loop)).cameras) == count
 
 
 def test_the_order_of_a_path_is_by_name_or_nearest() -> None:
     cameras = [camera(name, angle) for name, angle in (("a", 0.0), ("b", 2.0), ("c", 1.0))]
-    named = select_views("interpolate", cameras, [], [], PathOptions(frames=5)).cameras
-    nearest = select_views("interpolate", cameras, [], [], PathOptions(frames=5, nearest=True)).cameras
+    named = select_views("interpolate", KnownCameras(cameras), PathOptions(frames=5)).cameras
+    nearest = select_views("interpolate", KnownCameras(cameras), PathOptions(frames=5, nearest=True)).cameras
     assert_allclose(named[-1].center, cameras[2].center, atol=1e-9)
     assert_allclose(nearest[-1].center, cameras[1].center, atol=1e-9)
     assert_allclose(named[0].center, nearest[0].center)
