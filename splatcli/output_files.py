@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
@@ -12,6 +13,12 @@ from splatcli.errors import OutputError, os_errors
 
 #: The folder of runs for which none is named.
 OUTPUT = Path("output")
+
+#: Bytes of a file's name at most, on common systems.
+_MAX_NAME = 255
+#: Characters that no name of an image has: those of drives, those that check_name() refuses, and halves of surrogate
+#: pairs, which JSON can name and no file system takes.
+_UNUSABLE = re.compile("[:\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udc7f\udd00-\udfff]")
 
 #: Endings that a view's name loses.
 _PICTURE_SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".exr"}
@@ -92,17 +99,17 @@ def image_paths(names: Iterable[str], folder: Path, suffix: str = ".png") -> lis
     """Return the image file of each view: its name with ``suffix``, always inside ``folder``, all distinct.
 
     No file has the name of another one's folder. Names come from untrusted files: drives, roots and ``..`` in them are
-    dropped.
+    dropped, what no file's name may have becomes _, and names that are too long are shortened.
     """
     paths_of_names = [_inner_path(name) for name in names]
     folders = {str(parent).casefold() for named in paths_of_names for parent in named.parents}
     taken = {name.removesuffix(suffix.casefold()) for name in folders if name.endswith(suffix.casefold())}
     paths = []
     for named in paths_of_names:
-        stem = str(named.with_suffix("") if named.suffix.lower() in _PICTURE_SUFFIXES else named)
-        candidate, count = stem, 2
-        while candidate.casefold() in taken:
-            candidate, count = f"{stem}_{count}", count + 1
+        stem = named.with_suffix("") if named.suffix.lower() in _PICTURE_SUFFIXES else named
+        ending, count = "", 2
+        while (candidate := _with_ending(stem, ending, suffix)).casefold() in taken:
+            ending, count = f"_{count}", count + 1
         taken.add(candidate.casefold())
         paths.append(folder / f"{candidate}{suffix}")
     return paths
@@ -110,4 +117,17 @@ def image_paths(names: Iterable[str], folder: Path, suffix: str = ".png") -> lis
 
 def _inner_path(name: str) -> PurePosixPath:
     parts = [part for part in PurePosixPath(name.replace("\\", "/")).parts if part not in ("/", "..", ".")]
-    return PurePosixPath(*([part.replace("\0", "").replace(":", "_") for part in parts] or ["view"]))
+    return PurePosixPath(*([_shortened(_UNUSABLE.sub("_", part), _MAX_NAME) for part in parts] or ["view"]))
+
+
+def _with_ending(stem: PurePosixPath, ending: str, suffix: str) -> str:
+    """Return the path with ``ending`` at its name, shortened so that ``suffix`` fits behind it."""
+    return str(stem.with_name(_shortened(stem.name, _MAX_NAME - len(ending) - len(suffix)) + ending))
+
+
+def _shortened(name: str, most: int) -> str:
+    """Return the beginning of a name that takes at most so many bytes."""
+    name = name[:most]
+    while len(os.fsencode(name)) > most:
+        name = name[:-1]
+    return name

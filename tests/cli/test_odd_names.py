@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -12,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.errors import OutputError
 from splatcli.output_files import free_folder
+from splatcli.render.camera_files import cameras_json
 from tests.cli.tiny import QUICK
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Done, Splat
@@ -129,3 +132,20 @@ def test_letters_that_stdout_does_not_have_are_escaped(tiny_scene: Path, tmp_pat
     )
     assert done.returncode == 0, done.stderr
     assert b"\\u65e5\\u672c" in done.stdout
+
+
+def test_names_in_a_camera_file_become_names_of_files(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+    """Other programs write what they like: names that are two lines, no text, or longer than a file's name may be."""
+    names = ["two\nlines", "\ud800", "x" * 300, "x" * 300, "\u00e9" * 200 + "/one.jpg", "bell\a\0"]
+    cameras = json.loads(cameras_json(load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt").cameras[:6]))
+    for entry, name in zip(cameras["cameras"], names, strict=True):
+        entry["name"] = name
+    (tmp_path / "c.json").write_text(json.dumps(cameras))
+    done = splat("render", finished_run, "--views", tmp_path / "c.json", "-o", tmp_path / "out", "-q")
+    assert done.code == 0, done.err
+    assert len(set(done.lines)) == len(done.lines) == len(names), done.out
+    written = [Path(line) for line in done.lines]
+    assert all(path.is_file() for path in written)
+    assert written[0].name == "two_lines.png"
+    assert written[2].name == "x" * 251 + ".png"
+    assert written[3].name == "x" * 249 + "_2.png"
