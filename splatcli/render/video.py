@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.checkpoint.atomic import write_atomically
-from splatcli.errors import OutputError, ResourceError, SplatError
+from splatcli.errors import OutputError, ResourceError, SplatError, UsageError
 from splatcli.output_files import make_parent_folder
 
 #: Formats of one file for all frames.
@@ -33,6 +33,8 @@ _ANIMATED = {
     "gif": ("-vf", "split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse=new=1", "-loop", "0", "-f", "gif"),
     "webp": ("-pix_fmt", "bgra", "-c:v", "libwebp_anim", "-quality", "85", "-loop", "0", "-f", "webp"),
 }
+#: Pixels of a frame's longer side at most: those of x264, and what GIF and WebP have room for.
+_MAX_SIDE = {"mp4": 16_384, "gif": 65_535, "webp": 16_383}
 #: Frames a second of a GIF at most: browsers show shorter frames than 20 ms for 100.
 MAX_GIF_FPS = 50.0
 
@@ -86,6 +88,16 @@ class Video:
         encode = ["-c:v", "libx264", "-crf", str(CRF), "-movflags", "+faststart", "-f", "mp4"]
         return [*begin, *convert, *curves, *encode, target]
 
+    def check_size(self, where: Path) -> None:
+        """Raise UsageError for frames that are larger than a file of this kind holds."""
+        most, (width, height) = _MAX_SIDE[self.kind], self.size
+        if max(width, height) > most:
+            raise UsageError(
+                f"frames of {width}x{height} pixels; {self.kind.upper()} files hold sides of up to {most:,}",
+                where=where,
+                remedy="choose a smaller --size, which each kind of image takes; or write PNG files: -o FOLDER",
+            )
+
     def encode(self, program: str, file: BinaryIO, frames: Iterable[NDArray[np.uint8]]) -> None:
         """Let the ffmpeg ``program`` write ``frames`` [H, W, 3] to ``file``, which has a name.
 
@@ -130,11 +142,13 @@ def write_video(path: Path, frames: Iterable[NDArray[np.uint8]], size: tuple[int
     """Encode ``frames`` [H, W, 3], all of ``size`` (W, H), as the suffix says: ``.mp4``, ``.gif`` or ``.webp``.
 
     MP4 is H.264 in 4:2:0, which every player supports. GIF and WebP repeat for ever.
-    Raises OutputError if the file cannot be written, ResourceError without a working ffmpeg, and errors of ``frames``.
+    Raises UsageError for frames that are too large, before the first is asked for, OutputError if the file cannot be
+    written, ResourceError without a working ffmpeg, and errors of ``frames``.
     """
     program = find_ffmpeg()
-    video = Video(path.suffix.lower().removeprefix("."), size, fps)
     make_parent_folder(path)
+    video = Video(path.suffix.lower().removeprefix("."), size, fps)
+    video.check_size(path)
     try:
         write_atomically(path, lambda file: video.encode(program, file, frames), what="the video")
     except OutputError as error:

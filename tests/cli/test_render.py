@@ -285,6 +285,21 @@ class TestVideo:
             assert np.array_equal(frame[:, :99], imageio.imread(picture))
             assert np.array_equal(frame[:, 99], frame[:, 98])
 
+    @pytest.mark.parametrize(("end", "most"), [("mp4", 16_384), ("webp", 16_383), ("gif", 65_535)])
+    def test_frames_that_a_file_cannot_hold_are_refused_before_they_are_rendered(
+        self, splat: Splat, finished_run: Path, tmp_path: Path, encoder: Path, end: str, most: int
+    ) -> None:
+        """The frames are those of all kinds of image side by side."""
+        words = ("--views", "orbit", "--frames", 2, "--what", "rgb,alpha")
+        done = splat("render", finished_run, *words, "--size", f"{most // 2 + 1}x1", "-o", tmp_path / f"x.{end}")
+        assert done.code == 2, done.err
+        assert f"frames of {2 * (most // 2 + 1)}x1 pixels; {end.upper()} files hold sides of up to {most:,}" in done.err
+        assert "choose a smaller --size" in done.err
+        assert not list(encoder.parent.glob("*.words"))
+        assert not (tmp_path / f"x.{end}").exists()
+        done = splat("render", finished_run, *words, "--size", f"{most // 2}x1", "-o", tmp_path / f"x.{end}")
+        assert done.code == 0, done.err
+
     def test_a_camera_path_sets_the_frame_rate(
         self, splat: Splat, finished_run: Path, tmp_path: Path, encoder: Path
     ) -> None:
