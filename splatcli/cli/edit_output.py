@@ -42,14 +42,14 @@ class EditTarget:
         from splatcli.formats.registry import format_to_write
         from splatcli.output_files import check_file_place, check_place, refuse_existing
 
-        for file in (args.output, args.picture):
-            if file is not None:
+        path = None if args.output is None else stdout_or(args.output, json=args.json and not args.dry_run)
+        for file in (path, args.picture):
+            if file is not None and str(file) != "-":
                 refuse_existing(file, overwrite=args.overwrite)
         if args.picture is not None:
             check_file_place(args.picture)
-        if args.output is None:
+        if path is None:
             return cls(None, None, replaces=False)
-        path = stdout_or(args.output, json=args.json and not args.dry_run)
         folder = streamed_sog.folder_to_write(path, None)
         if not args.dry_run and str(path) != "-":
             check_file_place(path) if folder is None else check_place(folder)

@@ -207,7 +207,14 @@ class ForeignModelOptions:
                 raise UsageError("no model is given that this applies to", where=flag, remedy="--init MODEL")
 
 
+def refuse_stdout(path: Path | None, flag: str, remedy: str) -> None:
+    """Raise UsageError for ``-`` as the name of a file beside the result, which has stdout."""
+    if str(path) == "-":
+        raise UsageError("stdout gets the result of the command", where=flag, remedy=f"name a file: {flag} {remedy}")
+
+
 def require_png(path: Path | None, flag: str) -> None:
-    """Raise UsageError for a picture whose name ends in other than .png; a pipe has no ending."""
+    """Raise UsageError for a picture whose name ends in other than .png, and for stdout; a pipe has no ending."""
+    refuse_stdout(path, flag, "x.png")
     if path is not None and path.suffix.lower() not in ("", ".png"):
         raise UsageError("pictures are PNG files", where=path, remedy=f"{flag} {path.stem}.png")

@@ -217,6 +217,9 @@ class RenderArguments:
     quiet: options.Quiet = False
     foreign: options.ForeignModelOptions = field(default_factory=options.ForeignModelOptions)
 
+    def __post_init__(self) -> None:
+        options.refuse_stdout(self.save_cameras, "--save-cameras", "cameras.json")
+
 
 def render(args: RenderArguments) -> int:
     """Render views of a model as images, or a camera path as a video.

@@ -17,7 +17,7 @@ import pytest
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.render.camera_files import cameras_json
 from tests.cli.tiny import QUICK
-from tests.running import Done
+from tests.running import Done, Splat
 
 Shell = Callable[..., Done]
 WORDS = " ".join(QUICK)
@@ -187,3 +187,34 @@ def test_a_signal_saves_and_stops(tiny_scene: Path, tmp_path: Path, number: sign
     result = Done(code, out, err).objects[-1]
     assert (result["event"], result["reason"]) == ("result", number.name)
     assert load_checkpoint(Path(result["path"])).step == result["step"]
+
+
+def test_an_edit_goes_to_stdout_past_files_of_that_name(shell: Shell, made: Path, tmp_path: Path) -> None:
+    """``-`` is stdout also where a file has that name, and /dev/stdout also where the shell leads it into a file."""
+    (tmp_path / "-").write_text("mine")
+    assert shell(f"splat export {made} -o m.ply && splat edit m.ply -o expected.ply --scale 2").code == 0
+    for name in ("-", "/dev/stdout"):
+        done = shell(f"splat edit m.ply -o {name} --scale 2 > x.ply")
+        assert done.code == 0, (name, done.err)
+        assert (tmp_path / "x.ply").read_bytes() == (tmp_path / "expected.ply").read_bytes(), name
+    assert (tmp_path / "-").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (("render", "--views", "orbit", "--frames", "1", "-o", "x.png", "--save-cameras", "-"), "--save-cameras"),
+        (("edit", "-o", "x.ply", "--scale", "2", "--picture", "-"), "--picture"),
+        (("eval", "--sheet", "-"), "--sheet"),
+        (("info", "--plot", "-"), "--plot"),
+    ],
+)
+def test_stdout_has_one_result(
+    splat: Splat, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], flag: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = splat(words[0], made, *words[1:])
+    assert (done.code, done.out) == (2, ""), done.err
+    assert "stdout gets the result of the command" in done.err
+    assert f"help: name a file: {flag} " in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["output"]
