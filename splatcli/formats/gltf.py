@@ -13,6 +13,7 @@ import json
 import re
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -307,69 +308,22 @@ class _Document(_Named):
     nodes: list[Node] = []
 
 
-def _primitive(document: _Document, path: Path) -> tuple[int, _Primitive, tuple[str, object] | None, list[str]]:
-    """Return the number of the mesh with Gaussians, their primitive, an extension for SPZ with its name, and notes.
-
-    Raises ModelFileError where there is none, or more than one, and for a form of them that is not read.
-    """
-    found = [
-        (place, primitive)
-        for place, mesh in enumerate(document.meshes)
-        for primitive in mesh.primitives
-        if not primitive.extensions.keys().isdisjoint((EXTENSION, *_SPZ))
-    ]
-    if not found:
-        raise ModelFileError(
-            f"no Gaussians ({EXTENSION}) are in it", where=path, remedy="meshes and points are not read as models"
-        )
-    if len(found) > 1:
-        raise ModelFileError(
-            f"{len(found)} sets of Gaussians ({EXTENSION}); one is read",
-            where=path,
-            remedy="export the one that is wanted from the program that made it",
-        )
-    ((mesh, primitive),) = found
-    if primitive.mode != POINTS:
-        raise ModelFileError(f"the Gaussians have mode {primitive.mode}; points ({POINTS}) are expected", where=path)
-    extension = primitive.extensions.get(EXTENSION)
-    if not isinstance(extension, dict):
-        extension = {}
-    inner = extension.get("extensions")
-    known = primitive.extensions | (inner if isinstance(inner, dict) else {})
-    spz = next(((name, known[name]) for name in _SPZ if name in known), None)
-    if inner and not spz:
-        name = next(iter(inner)) if isinstance(inner, dict) else inner
-        raise ModelFileError(
-            f"the Gaussians are stored by {str(name)[:100]}, which is not read", where=path, remedy=_COMPRESSED
-        )
-    kernel = extension.get("kernel", "ellipse" if spz else None)  # the drafts with SPZ had no word for it
-    if kernel != "ellipse":
-        raise ModelFileError(f"kernel is {str(kernel)[:40]!r}; 'ellipse' is known", where=path, remedy=_DRAFTS)
-    notes = []
-    space = extension.get("colorSpace", COLOUR_SPACE if spz else None)
-    if space != COLOUR_SPACE:
-        notes.append(f"its colour space is {str(space)[:40]!r}; it is taken for {COLOUR_SPACE}")
-    return mesh, primitive, spz, notes
-
-
 def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
     """Return the Gaussians of a GLB, in the frame of a PLY. Raises ModelFileError, and as decode_spz() for SPZ."""
-    size = file_size(path)
-    document, binary = _chunks(path, size)
-    mesh, primitive, spz, notes = _primitive(document, path)
+    glb = _Glb.read(path)
+    mesh, primitive, spz, notes = glb.primitive()
     origin, antialiased = "glTF", False
     if spz:
-        content = _spz_content(document, *spz, binary, path)
-        header, columns, framed, more = decode_spz(content, path, lenient=lenient)
-        _check_count(document, primitive, header.count, path)
+        header, columns, framed, more = decode_spz(glb.spz_content(*spz), path, lenient=lenient)
+        glb.check_count(primitive, header.count)
         origin, antialiased = f"glTF with SPZ version {header.version}", bool(header.flags & ANTIALIASED)
         notes += more
         # Cesium's programs, which write and show most such files, take the stored numbers for those of the mesh.
         columns = half_turn(columns) if framed else columns
     else:
-        columns = _uncompressed(document, primitive, binary, path, notes)
+        columns = glb.uncompressed(primitive, notes)
     with np.errstate(all="ignore"):  # numbers that are not finite are refused later, with their place
-        columns = half_turn(_placed(columns, document, mesh, path))
+        columns = half_turn(glb.in_scene(columns, mesh))
     return ImportedModel(
         origin,
         Columns.tensors(**columns._asdict()),
@@ -380,170 +334,222 @@ def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
     )
 
 
-def _uncompressed(
-    document: _Document, primitive: _Primitive, binary: memoryview, path: Path, notes: list[str]
-) -> Columns[Floats]:
-    """Return the Gaussians of a primitive's attributes, in the frame of its mesh; add notes on what was put right."""
-    degree = max((d for d in (1, 2, 3) if f"{EXTENSION}:SH_DEGREE_{d}_COEF_0" in primitive.attributes), default=0)
-    count = -1
+@dataclass(frozen=True, slots=True, eq=False)
+class _Glb:
+    """An opened GLB: its JSON part, its binary part, and its path, for messages."""
 
-    def table(name: str, width: int) -> Doubles:
-        """Return [N, width] of an attribute; all have as many rows."""
-        nonlocal count
-        place = primitive.attributes.get(name)
-        if place is None:
-            raise ModelFileError(f"the Gaussians have no {name}", where=path, remedy=_DRAFTS)
-        values = _values(document, place, name, width, binary, path)
-        if count >= 0 and len(values) != count:
-            raise ModelFileError(f"{name} has {len(values):,} rows; POSITION has {count:,}", where=path)
-        count = len(values)
-        return values
+    document: _Document
+    binary: memoryview
+    path: Path
 
-    means = table("POSITION", 3)
-    rotations = table(f"{EXTENSION}:ROTATION", 4)
-    scales, opacities = table(f"{EXTENSION}:SCALE", 3), table(f"{EXTENSION}:OPACITY", 1)[:, 0]
-    found = _TRANSFORM.match(str(document.asset.generator))
-    if logarithms := found is not None and bool((scales < 0).any()):
-        notes.append(f"its scales are logarithms, as {found[0]}x wrote them")
-    for name, outside, what in (
-        ("SCALE", (scales < 0) & (not logarithms), "a standard deviation below 0"),
-        ("OPACITY", (opacities < -_BEYOND) | (opacities > 1 + _BEYOND), "an opacity outside 0 to 1"),
-    ):
-        if bool(outside.any()):
-            raise ModelFileError(what, where=f"{path}: {EXTENSION}:{name}", remedy=_DRAFTS)
-    sh0 = table(f"{EXTENSION}:SH_DEGREE_0_COEF_0", 3)
-    shN = np.zeros((count, SHN_COUNTS[degree], 3), np.float32)
-    with np.errstate(over="ignore"):
-        for place in range(SHN_COUNTS[degree]):
-            band, coefficient = band_of(place + 1)
-            shN[:, place] = table(f"{EXTENSION}:SH_DEGREE_{band}_COEF_{coefficient}", 3)
-        columns = Columns(
-            means.astype(np.float32),
-            rotations[:, [3, 0, 1, 2]].astype(np.float32),
-            (scales if logarithms else log_scales_of(scales)).astype(np.float32),
-            logits_of(opacities, _FLOAT_STEP).astype(np.float32),
-            sh0.astype(np.float32),
-            shN,
-        )
-        if found is None or found[1] != "1":
-            return columns
-        notes.append(f"its axes are those of a PLY, as {found[0]}x wrote them; other programs show it upside down")
-        return half_turn(columns)
+    @classmethod
+    def read(cls, path: Path) -> _Glb:
+        """Return the GLB at ``path``. Raises ModelFileError for a damaged one."""
+        size = file_size(path)
+        content = memoryview(path.read_bytes())
+        if size < HEADER.size + CHUNK.size or content[:4] != MAGIC:
+            raise ModelFileError(f"not a GLB: it starts with {bytes(content[:4])!r}", where=path)
+        _, version, length = HEADER.unpack_from(content)
+        if version != 2:
+            raise ModelFileError(f"glTF version {version}; 2 is known", where=path)
+        if length > size:
+            raise ModelFileError(f"{length:,} bytes are promised, {size:,} are there: truncated", where=path)
+        parts: dict[bytes, memoryview] = {}
+        place = HEADER.size
+        while place + CHUNK.size <= length:
+            chunk, kind = CHUNK.unpack_from(content, place)
+            place += CHUNK.size
+            if chunk > length - place:
+                raise ModelFileError(f"a chunk of {chunk:,} bytes where {length - place:,} are left", where=path)
+            parts.setdefault(kind, content[place : place + chunk])
+            place += chunk
+        text = parts.get(JSON, memoryview(b""))
+        if len(text) > _MAX_JSON:
+            raise ModelFileError(f"{len(text):,} bytes of JSON; {_MAX_JSON:,} are allowed", where=path)
+        try:
+            document = _Document.model_validate(json.loads(bytes(text)))
+        except ValidationError as error:
+            raise ModelFileError(f"its JSON part is not glTF's: {first_fault(error, 'the text')}", where=path) from None
+        except (ValueError, RecursionError) as error:
+            raise ModelFileError(f"its JSON part cannot be read: {str(error)[:200]}", where=path) from None
+        return cls(document, parts.get(BINARY, memoryview(b"")), path)
 
+    def primitive(self) -> tuple[int, _Primitive, tuple[str, object] | None, list[str]]:
+        """Return the number of the mesh with Gaussians, their primitive, an extension for SPZ with its name, and notes.
 
-def _spz_content(document: _Document, name: str, extension: object, binary: memoryview, path: Path) -> bytes:
-    """Return the content of an SPZ file that the extension ``name`` refers to."""
-    where = f"{path}: {name}"
-    try:
-        view = _view(document, _Spz.model_validate(extension).bufferView, where)
-    except ValidationError as error:
-        raise ModelFileError(first_fault(error, "the extension"), where=where) from None
-    if view.byteOffset + view.byteLength > len(binary):
-        raise ModelFileError(
-            f"its {view.byteLength:,} bytes from byte {view.byteOffset:,} do not lie inside the {len(binary):,} bytes "
-            "that are there",
-            where=where,
-        )
-    return bytes(binary[view.byteOffset : view.byteOffset + view.byteLength])
+        Raises ModelFileError where there is none, or more than one, and for a form of them that is not read.
+        """
+        found = [
+            (place, primitive)
+            for place, mesh in enumerate(self.document.meshes)
+            for primitive in mesh.primitives
+            if not primitive.extensions.keys().isdisjoint((EXTENSION, *_SPZ))
+        ]
+        if not found:
+            raise ModelFileError(
+                f"no Gaussians ({EXTENSION}) are in it",
+                where=self.path,
+                remedy="meshes and points are not read as models",
+            )
+        if len(found) > 1:
+            raise ModelFileError(
+                f"{len(found)} sets of Gaussians ({EXTENSION}); one is read",
+                where=self.path,
+                remedy="export the one that is wanted from the program that made it",
+            )
+        ((mesh, primitive),) = found
+        if primitive.mode != POINTS:
+            raise ModelFileError(
+                f"the Gaussians have mode {primitive.mode}; points ({POINTS}) are expected", where=self.path
+            )
+        extension = primitive.extensions.get(EXTENSION)
+        if not isinstance(extension, dict):
+            extension = {}
+        inner = extension.get("extensions")
+        known = primitive.extensions | (inner if isinstance(inner, dict) else {})
+        spz = next(((name, known[name]) for name in _SPZ if name in known), None)
+        if inner and not spz:
+            name = next(iter(inner)) if isinstance(inner, dict) else inner
+            raise ModelFileError(
+                f"the Gaussians are stored by {str(name)[:100]}, which is not read", where=self.path, remedy=_COMPRESSED
+            )
+        kernel = extension.get("kernel", "ellipse" if spz else None)  # the drafts with SPZ had no word for it
+        if kernel != "ellipse":
+            raise ModelFileError(f"kernel is {str(kernel)[:40]!r}; 'ellipse' is known", where=self.path, remedy=_DRAFTS)
+        notes = []
+        space = extension.get("colorSpace", COLOUR_SPACE if spz else None)
+        if space != COLOUR_SPACE:
+            notes.append(f"its colour space is {str(space)[:40]!r}; it is taken for {COLOUR_SPACE}")
+        return mesh, primitive, spz, notes
 
+    def uncompressed(self, primitive: _Primitive, notes: list[str]) -> Columns[Floats]:
+        """Return the Gaussians of a primitive's attributes, in its mesh's frame; add notes on what was put right."""
+        degree = max((d for d in (1, 2, 3) if f"{EXTENSION}:SH_DEGREE_{d}_COEF_0" in primitive.attributes), default=0)
+        count = -1
 
-def _check_count(document: _Document, primitive: _Primitive, count: int, path: Path) -> None:
-    """Raise ModelFileError where POSITION, whose values an SPZ with ``count`` Gaussians has, names another number."""
-    place = primitive.attributes.get("POSITION")
-    named = count if place is None or place >= len(document.accessors) else document.accessors[place].count
-    if named != count:
-        raise ModelFileError(f"the SPZ in it has {count:,} Gaussians; POSITION has {named:,}", where=path)
+        def table(name: str, width: int) -> Doubles:
+            """Return [N, width] of an attribute; all have as many rows."""
+            nonlocal count
+            place = primitive.attributes.get(name)
+            if place is None:
+                raise ModelFileError(f"the Gaussians have no {name}", where=self.path, remedy=_DRAFTS)
+            values = self._values(place, name, width)
+            if count >= 0 and len(values) != count:
+                raise ModelFileError(f"{name} has {len(values):,} rows; POSITION has {count:,}", where=self.path)
+            count = len(values)
+            return values
 
+        means = table("POSITION", 3)
+        rotations = table(f"{EXTENSION}:ROTATION", 4)
+        scales, opacities = table(f"{EXTENSION}:SCALE", 3), table(f"{EXTENSION}:OPACITY", 1)[:, 0]
+        found = _TRANSFORM.match(str(self.document.asset.generator))
+        if logarithms := found is not None and bool((scales < 0).any()):
+            notes.append(f"its scales are logarithms, as {found[0]}x wrote them")
+        for name, outside, what in (
+            ("SCALE", (scales < 0) & (not logarithms), "a standard deviation below 0"),
+            ("OPACITY", (opacities < -_BEYOND) | (opacities > 1 + _BEYOND), "an opacity outside 0 to 1"),
+        ):
+            if bool(outside.any()):
+                raise ModelFileError(what, where=f"{self.path}: {EXTENSION}:{name}", remedy=_DRAFTS)
+        sh0 = table(f"{EXTENSION}:SH_DEGREE_0_COEF_0", 3)
+        shN = np.zeros((count, SHN_COUNTS[degree], 3), np.float32)
+        with np.errstate(over="ignore"):
+            for place in range(SHN_COUNTS[degree]):
+                band, coefficient = band_of(place + 1)
+                shN[:, place] = table(f"{EXTENSION}:SH_DEGREE_{band}_COEF_{coefficient}", 3)
+            columns = Columns(
+                means.astype(np.float32),
+                rotations[:, [3, 0, 1, 2]].astype(np.float32),
+                (scales if logarithms else log_scales_of(scales)).astype(np.float32),
+                logits_of(opacities, _FLOAT_STEP).astype(np.float32),
+                sh0.astype(np.float32),
+                shN,
+            )
+            if found is None or found[1] != "1":
+                return columns
+            notes.append(f"its axes are those of a PLY, as {found[0]}x wrote them; other programs show it upside down")
+            return half_turn(columns)
 
-def _chunks(path: Path, size: int) -> tuple[_Document, memoryview]:
-    """Return (the JSON part, the binary part)."""
-    content = memoryview(path.read_bytes())
-    if size < HEADER.size + CHUNK.size or content[:4] != MAGIC:
-        raise ModelFileError(f"not a GLB: it starts with {bytes(content[:4])!r}", where=path)
-    _, version, length = HEADER.unpack_from(content)
-    if version != 2:
-        raise ModelFileError(f"glTF version {version}; 2 is known", where=path)
-    if length > size:
-        raise ModelFileError(f"{length:,} bytes are promised, {size:,} are there: truncated", where=path)
-    parts: dict[bytes, memoryview] = {}
-    place = HEADER.size
-    while place + CHUNK.size <= length:
-        chunk, kind = CHUNK.unpack_from(content, place)
-        place += CHUNK.size
-        if chunk > length - place:
-            raise ModelFileError(f"a chunk of {chunk:,} bytes where {length - place:,} are left", where=path)
-        parts.setdefault(kind, content[place : place + chunk])
-        place += chunk
-    text = parts.get(JSON, memoryview(b""))
-    if len(text) > _MAX_JSON:
-        raise ModelFileError(f"{len(text):,} bytes of JSON; {_MAX_JSON:,} are allowed", where=path)
-    try:
-        document = _Document.model_validate(json.loads(bytes(text)))
-    except ValidationError as error:
-        raise ModelFileError(f"its JSON part is not glTF's: {first_fault(error, 'the text')}", where=path) from None
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"its JSON part cannot be read: {str(error)[:200]}", where=path) from None
-    return document, parts.get(BINARY, memoryview(b""))
+    def spz_content(self, name: str, extension: object) -> bytes:
+        """Return the content of an SPZ file that the extension ``name`` refers to."""
+        where = f"{self.path}: {name}"
+        try:
+            view = self._view(_Spz.model_validate(extension).bufferView, where)
+        except ValidationError as error:
+            raise ModelFileError(first_fault(error, "the extension"), where=where) from None
+        if view.byteOffset + view.byteLength > len(self.binary):
+            raise ModelFileError(
+                f"its {view.byteLength:,} bytes from byte {view.byteOffset:,} do not lie inside the "
+                f"{len(self.binary):,} bytes that are there",
+                where=where,
+            )
+        return bytes(self.binary[view.byteOffset : view.byteOffset + view.byteLength])
 
+    def check_count(self, primitive: _Primitive, count: int) -> None:
+        """Raise ModelFileError where POSITION names another number than the ``count`` Gaussians of the SPZ."""
+        place, accessors = primitive.attributes.get("POSITION"), self.document.accessors
+        named = count if place is None or place >= len(accessors) else accessors[place].count
+        if named != count:
+            raise ModelFileError(f"the SPZ in it has {count:,} Gaussians; POSITION has {named:,}", where=self.path)
 
-def _placed(columns: Columns[Floats], document: _Document, mesh: int, path: Path) -> Columns[Floats]:
-    """Return the Gaussians where the nodes show them."""
-    try:
-        matrix = placement(document.nodes, mesh)
-    except ValueError as error:
-        raise ModelFileError(str(error), where=path) from None
-    return placed(columns, matrix, path)
+    def in_scene(self, columns: Columns[Floats], mesh: int) -> Columns[Floats]:
+        """Return the Gaussians where the nodes show them."""
+        try:
+            matrix = placement(self.document.nodes, mesh)
+        except ValueError as error:
+            raise ModelFileError(str(error), where=self.path) from None
+        return placed(columns, matrix, self.path)
 
+    def _values(self, place: int, name: str, width: int) -> Doubles:
+        """Return [N, width] of an accessor, as real numbers."""
+        where = f"{self.path}: {name}"
+        if place >= len(self.document.accessors):
+            raise ModelFileError(f"accessor {place} of {len(self.document.accessors)}", where=where)
+        accessor = self.document.accessors[place]
+        if accessor.bufferView is None or accessor.sparse is not None:
+            how = "sparse" if accessor.sparse is not None else "not in a view of the file"
+            raise ModelFileError(f"its values are {how}", where=where, remedy=_COMPRESSED)
+        view = self._view(accessor.bufferView, where)
+        kind, divisor = _COMPONENTS.get(accessor.componentType, ("", 0))
+        if not accessor.normalized and name in _WHOLE:
+            divisor = 0
+        if not kind or (divisor and not accessor.normalized) or _WIDTHS.get(accessor.type) != width:
+            raise ModelFileError(
+                f"{accessor.type[:20]} of type {accessor.componentType}; {width} floats or normalised integers are "
+                "wanted",
+                where=where,
+            )
+        item = np.dtype(kind).itemsize * width
+        stride = view.byteStride or item
+        start = view.byteOffset + accessor.byteOffset
+        inside = accessor.byteOffset + stride * max(0, accessor.count - 1) + item <= view.byteLength
+        if not inside or stride < item or view.byteOffset + view.byteLength > len(self.binary):
+            raise ModelFileError(
+                f"{accessor.count:,} rows from byte {start:,} do not lie inside the {len(self.binary):,} bytes that "
+                "are there",
+                where=where,
+            )
+        if not accessor.count:
+            return np.zeros((0, width))
+        rows = np.ndarray((accessor.count, width), kind, self.binary, start, (stride, np.dtype(kind).itemsize))
+        with np.errstate(invalid="ignore"):  # a signalling NaN; NaN are refused later, with their place
+            wide = rows.astype(np.float64)
+        return np.maximum(wide / divisor, -1.0) if divisor else wide
 
-def _values(document: _Document, place: int, name: str, width: int, binary: memoryview, path: Path) -> Doubles:
-    """Return [N, width] of an accessor, as real numbers."""
-    where = f"{path}: {name}"
-    if place >= len(document.accessors):
-        raise ModelFileError(f"accessor {place} of {len(document.accessors)}", where=where)
-    accessor = document.accessors[place]
-    if accessor.bufferView is None or accessor.sparse is not None:
-        how = "sparse" if accessor.sparse is not None else "not in a view of the file"
-        raise ModelFileError(f"its values are {how}", where=where, remedy=_COMPRESSED)
-    view = _view(document, accessor.bufferView, where)
-    kind, divisor = _COMPONENTS.get(accessor.componentType, ("", 0))
-    if not accessor.normalized and name in _WHOLE:
-        divisor = 0
-    if not kind or (divisor and not accessor.normalized) or _WIDTHS.get(accessor.type) != width:
-        raise ModelFileError(
-            f"{accessor.type[:20]} of type {accessor.componentType}; {width} floats or normalised integers are wanted",
-            where=where,
-        )
-    item = np.dtype(kind).itemsize * width
-    stride = view.byteStride or item
-    start = view.byteOffset + accessor.byteOffset
-    inside = accessor.byteOffset + stride * max(0, accessor.count - 1) + item <= view.byteLength
-    if not inside or stride < item or view.byteOffset + view.byteLength > len(binary):
-        raise ModelFileError(
-            f"{accessor.count:,} rows from byte {start:,} do not lie inside the {len(binary):,} bytes that are there",
-            where=where,
-        )
-    if not accessor.count:
-        return np.zeros((0, width))
-    rows = np.ndarray((accessor.count, width), kind, binary, start, (stride, np.dtype(kind).itemsize))
-    with np.errstate(invalid="ignore"):  # a signalling NaN; NaN are refused later, with their place
-        wide = rows.astype(np.float64)
-    return np.maximum(wide / divisor, -1.0) if divisor else wide
-
-
-def _view(document: _Document, place: int, where: str) -> _View:
-    """Return a view of the file's own binary part. Raises ModelFileError for any other, and for a compressed one."""
-    if place >= len(document.bufferViews):
-        raise ModelFileError(f"view {place} of {len(document.bufferViews)}", where=where)
-    view = document.bufferViews[place]
-    if (packed := next((name for name in view.extensions if "compression" in name), None)) is not None:
-        raise ModelFileError(
-            f"its values are stored by {packed[:100]}, which is not read", where=where, remedy=_COMPRESSED
-        )
-    if view.buffer != 0:
-        raise ModelFileError(
-            f"its values are in buffer {view.buffer}, outside the file", where=where, remedy=_COMPRESSED
-        )
-    return view
+    def _view(self, place: int, where: str) -> _View:
+        """Return a view of the file's own binary part. Raises ModelFileError for any other and a compressed one."""
+        if place >= len(self.document.bufferViews):
+            raise ModelFileError(f"view {place} of {len(self.document.bufferViews)}", where=where)
+        view = self.document.bufferViews[place]
+        if (packed := next((name for name in view.extensions if "compression" in name), None)) is not None:
+            raise ModelFileError(
+                f"its values are stored by {packed[:100]}, which is not read", where=where, remedy=_COMPRESSED
+            )
+        if view.buffer != 0:
+            raise ModelFileError(
+                f"its values are in buffer {view.buffer}, outside the file", where=where, remedy=_COMPRESSED
+            )
+        return view
 
 
 def is_gltf(head: bytes) -> bool:
