@@ -256,6 +256,7 @@ def _ours(**changes: object) -> str:
         (_ours(viewmat=[[1, 2], [3, 4]]), "4x4"),
         (_ours(viewmat="x"), "not a matrix"),
         (_ours(viewmat=(2 * np.eye(4)).tolist()), "scales or shears"),
+        (_ours(viewmat=[[1e200] * 4] * 4), "scales or shears"),
         (_ours(viewmat=np.diag([-1.0, 1, 1, 1]).tolist()), "mirrors"),
         (_ours().replace("41.5", "NaN"), "not a finite number"),
         (_ours(model="panorama"), "no camera model 'panorama'"),
