@@ -16,6 +16,10 @@ from splatcli.errors import ModelFileError, UnreadableError, from_os_error
 from splatcli.gaussians import Gaussians
 from splatcli.scene.camera import Camera, common_up
 
+#: The colour space of photos, and of Gaussians that were trained on them, as glTF and NVIDIA's programs name it.
+COLOUR_SPACE = "srgb_rec709_display"
+#: Bytes by which formats recognise a file: the header of a compressed PLY has its packed properties there.
+HEAD_BYTES = 4096
 #: A compressed file may become this many times larger, or this many bytes where that is more. Real scenes shrink to a
 #: twentieth at best; deflate and WebP can pretend a thousandfold.
 _MAX_EXPANSION = 100
@@ -63,6 +67,11 @@ class ExportMetadata:
         up = np.array([0.0, 0.0, 1.0]) if z_up else common_up(cameras)
         return cls(comments, antialiased, cameras[0] if cameras else None, up, z_up)
 
+    def antialiased_notes(self, what: str) -> list[str]:
+        """Return the note on a model that was trained antialiased, for a format that cannot say so. what: its name."""
+        note = f"trained antialiased; {what} has no word for it, and viewers show it too thick"
+        return [note] if self.antialiased else []
+
 
 @dataclass(slots=True)
 class Encoded:
@@ -92,8 +101,8 @@ class Format:
     title: a file of it, for messages. sh_degree: the highest that it holds.
     write: returns the file's content; None where the format is only read.
     read: None for a variant that the reader of the other one takes.
-    recognises: whether a file with these first 4,096 bytes is of the format. names: patterns of file names, in small
-    letters, that suffice where no format recognises the bytes.
+    recognises: whether a file with these first HEAD_BYTES bytes is of the format.
+    names: patterns of file names, in small letters, that suffice where no format recognises the bytes.
     write_with_palette: as write, with a palette of harmonics of at most so many entries; None for a format without one.
     coarser: as write, each with harmonics that take fewer bits than those of the one before.
     has_comments: whether its files have the comments of ExportMetadata.

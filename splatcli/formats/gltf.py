@@ -30,12 +30,15 @@ from splatcli.checkpoint.foreign.imported import (
 )
 from splatcli.config import first_fault
 from splatcli.errors import ModelFileError, UsageError
-from splatcli.formats.format import Encoded, ExportMetadata, Format, file_size
+from splatcli.formats.format import COLOUR_SPACE, Encoded, ExportMetadata, Format, file_size
 from splatcli.formats.quantisation import (
+    FLOAT_STEP,
     Doubles,
+    beyond_row,
     colours_of,
     log_scales_of,
     logits_of,
+    negative_row,
     opacities_of,
     quantised,
     scales_of,
@@ -112,8 +115,6 @@ CHUNK = struct.Struct("<I4s")
 JSON, BINARY = b"JSON", b"BIN\0"
 POINTS = 0
 FLOAT, BYTE = 5126, 5121
-#: What photos are in, and Gaussians that were trained on them.
-COLOUR_SPACE = "srgb_rec709_display"
 ARRAY_BUFFER = 34962
 #: Lengths in a GLB are 32 bits wide.
 _MAX_BYTES = (1 << 32) - 1
@@ -135,8 +136,7 @@ def encode_gltf(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
         degree, coefficient = band_of(place + 1)
         attributes[f"{EXTENSION}:SH_DEGREE_{degree}_COEF_{coefficient}"] = columns.shN[:, place]
     payload = glb_bytes(*_document(attributes, metadata), remedy="--sh-degree 0, --crop, or another format")
-    note = "trained antialiased; glTF has no word for it, and viewers show it too thick"
-    return Encoded(payload, [note] if metadata.antialiased else [])
+    return Encoded(payload, metadata.antialiased_notes("glTF"))
 
 
 def glb_bytes(document: dict[str, Any], binary: bytes, *, remedy: str) -> bytes:
@@ -246,10 +246,6 @@ _SPZ = (
 )
 #: No scene of ours is described in more; it bounds what a bracket a byte can cost.
 _MAX_JSON = 16 << 20
-#: A float opacity is as fine as this near 1.
-_FLOAT_STEP = 4 * 2.0**-23
-#: How far rounding may bring an opacity out of 0 to 1.
-_BEYOND = 1e-3
 
 
 class _Named(BaseModel):
@@ -445,11 +441,11 @@ class _Glb:
         found = _TRANSFORM.match(str(self.document.asset.generator))
         if logarithms := found is not None and bool((scales < 0).any()):
             notes.append(f"its scales are logarithms, as {found[0]}x wrote them")
-        for name, outside, what in (
-            ("SCALE", (scales < 0) & (not logarithms), "a standard deviation below 0"),
-            ("OPACITY", (opacities < -_BEYOND) | (opacities > 1 + _BEYOND), "an opacity outside 0 to 1"),
+        for name, row, what in (
+            ("SCALE", None if logarithms else negative_row(scales), "a standard deviation below 0"),
+            ("OPACITY", beyond_row(opacities), "an opacity outside 0 to 1"),
         ):
-            if bool(outside.any()):
+            if row is not None:
                 raise ModelFileError(what, where=f"{self.path}: {EXTENSION}:{name}", remedy=_DRAFTS)
         sh0 = table(f"{EXTENSION}:SH_DEGREE_0_COEF_0", 3)
         shN = np.zeros((count, SHN_COUNTS[degree], 3), np.float32)
@@ -461,7 +457,7 @@ class _Glb:
                 means.astype(np.float32),
                 rotations[:, [3, 0, 1, 2]].astype(np.float32),
                 (scales if logarithms else log_scales_of(scales)).astype(np.float32),
-                logits_of(opacities, _FLOAT_STEP).astype(np.float32),
+                logits_of(opacities, FLOAT_STEP).astype(np.float32),
                 sh0.astype(np.float32),
                 shN,
             )

@@ -29,7 +29,7 @@ from splatcli.checkpoint.foreign.imported import (
 )
 from splatcli.errors import ModelFileError
 from splatcli.formats.compressed_ply import import_compressed_ply, is_compressed_ply
-from splatcli.formats.format import Encoded, ExportMetadata, Format, file_size
+from splatcli.formats.format import HEAD_BYTES, Encoded, ExportMetadata, Format, file_size
 from splatcli.formats.ply import import_ply, is_ply
 from splatcli.formats.sog import encode_sog, read_bundle
 from splatcli.gaussians import Gaussians
@@ -59,8 +59,6 @@ ICON = (
 _DATA = "data:application/octet-stream;base64,"
 #: An address that holds a PLY or a zip: how older pages hold their scene.
 _SCENE = re.compile(rb"data:application/(?:ply|octet-stream);base64,((?:cGx5|UEsDB)[A-Za-z0-9+/]+={0,2})")
-#: Within so many bytes a compressed PLY has its packed properties.
-_HEAD = 4096
 _SOURCE_MAP = "//# sourceMappingURL=index.js.map"
 
 #: A viewer's field of view without a camera, and the bounds of the viewer's; degrees.
@@ -194,7 +192,7 @@ def _scene(encoded: bytes, path: Path, where: str, *, lenient: bool) -> Imported
         scene = base64.b64decode(encoded, validate=True)
     except ValueError as error:
         raise _unreadable(error, where) from None
-    head = scene[:_HEAD]
+    head = scene[:HEAD_BYTES]
     read = import_compressed_ply if is_compressed_ply(head) else import_ply if is_ply(head) else None
     if read is None:
         return read_bundle(io.BytesIO(scene), len(scene), path)

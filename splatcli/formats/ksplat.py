@@ -11,7 +11,7 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from splatcli.checkpoint.foreign.imported import (
 )
 from splatcli.errors import ModelFileError, VersionError
 from splatcli.formats.format import Format, file_size
-from splatcli.formats.quantisation import Doubles, log_scales_of, logits_of, sh0_of
+from splatcli.formats.quantisation import Doubles, log_scales_of, logits_of, negative_row, sh0_of
 from splatcli.gaussians import SHN_COUNTS
 
 _HEADER_SIZE, _SECTION_SIZE = 4096, 1024
@@ -41,7 +41,8 @@ _QUANTA = 32767
 class _Section:
     """A section as its header describes it, compared with the file; start: its first byte, rows: that of its Gaussians.
 
-    count: Gaussians to read, of the ``room`` that there is for them. quantum: what a step of a position is, in units.
+    count: Gaussians to read, of the ``room`` that there is for them. capacity: of a bucket; full, partial: buckets.
+    middle: what stands for the centre of a bucket; quantum: what a step of a position is, in units.
     """
 
     number: int
@@ -58,49 +59,46 @@ class _Section:
     rows: int
 
 
+class _Rows(NamedTuple):
+    """N Gaussians as the file has them: standard deviations, not logarithms; colours and opacity in 0...1."""
+
+    means: Doubles
+    scales: NDArray[Any]
+    quats: NDArray[Any]
+    rgba: Doubles
+    shN: Doubles
+
+
 def import_ksplat(path: Path, *, lenient: bool = False) -> ImportedModel:
     """Return the model in a ``.ksplat`` file of version 0.1 or a later 0. Raises ModelFileError; VersionError."""
-    file_size(path)
-    content = path.read_bytes()
-    if len(content) < _HEADER_SIZE:
-        raise _fault(path, len(content), f"truncated: {len(content):,} bytes; the header alone takes {_HEADER_SIZE:,}")
-    if content[0] != 0 or content[1] < 1:
-        raise VersionError(
-            f"ksplat version {content[0]}.{content[1]}; 0.1 is read",
-            where=f"{path}, byte 0",
-            remedy="export it again with a current GaussianSplats3D; or it is no .ksplat, and has the wrong name",
-        )
-    (room,) = struct.unpack_from("<I", content, 4)
-    count, level = struct.unpack_from("<IH", content, 16)
-    if level not in _LEVELS:
-        raise _fault(path, 20, f"compression level {level}; 0, 1 and 2 are known")
-    sections, end = _sections(content, room, level, path)
+    file = _File.opened(path)
+    sections, end = file.sections()
     total = sum(section.count for section in sections)
-    if not total or total != count:
-        raise _fault(path, 16, f"{count:,} Gaussians are promised; the sections hold {total:,}")
-    surplus = len(content) - end
+    if not total or total != file.count:
+        raise file.fault(16, f"{file.count:,} Gaussians are promised; the sections hold {total:,}")
+    surplus = len(file.content) - end
     if surplus and not lenient:
         raise ModelFileError(
             f"{surplus:,} bytes follow the data",
             where=f"{path}, byte {end}",
             remedy="get the file anew, or take what is there with --lenient",
         )
-    low, high = (found or usual for found, usual in zip(struct.unpack_from("<2f", content, 36), _SH_RANGE, strict=True))
-    if level == 2 and not (math.isfinite(low) and math.isfinite(high)):
-        raise _fault(path, 36, f"harmonics from {low} to {high}; finite numbers are wanted")
+    low, high = file.sh_range
+    if file.level == 2 and not (math.isfinite(low) and math.isfinite(high)):
+        raise file.fault(36, f"harmonics from {low} to {high}; finite numbers are wanted")
     degree = max(section.degree for section in sections)
     with np.errstate(all="ignore"):  # NaN of a damaged file; they are refused later, with their place
-        parts = [_read(content, section, level, (low, high), SHN_COUNTS[degree], path) for section in sections]
-        means, scales, quats, rgba, shN = (np.concatenate(part) for part in zip(*parts, strict=True))
+        parts = [file.gaussians(section, SHN_COUNTS[degree]) for section in sections]
+        rows = _Rows(*(np.concatenate(part) for part in zip(*parts, strict=True)))
     return ImportedModel(
-        f"ksplat, compression level {level}",
+        f"ksplat, compression level {file.level}",
         Columns.tensors(
-            means=means,
-            quats=quats,
-            scales=log_scales_of(scales),
-            opacities=logits_of(rgba[:, 3], 1 / 255),
-            sh0=sh0_of(rgba[:, :3]),
-            shN=shN,
+            means=rows.means,
+            quats=rows.quats,
+            scales=log_scales_of(rows.scales),
+            opacities=logits_of(rows.rgba[:, 3], 1 / 255),
+            sh0=sh0_of(rows.rgba[:, :3]),
+            shN=rows.shN,
         ),
         declared=True,
         sealed=True,
@@ -108,61 +106,150 @@ def import_ksplat(path: Path, *, lenient: bool = False) -> ImportedModel:
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _File:
+    """An opened file: its bytes, its path for messages, and what its header says.
+
+    room: sections that there is room for. count: Gaussians of all. level: of compression.
+    sh_range: the values of the bytes 0 and 255 of harmonics.
+    """
+
+    content: bytes
+    path: Path
+    room: int
+    count: int
+    level: int
+    sh_range: tuple[float, float]
+
+    @classmethod
+    def opened(cls, path: Path) -> _File:
+        """Return the file at ``path``. Raises ModelFileError, VersionError."""
+        file_size(path)
+        content = path.read_bytes()
+        if len(content) < _HEADER_SIZE:
+            raise _fault(
+                path, len(content), f"truncated: {len(content):,} bytes; the header alone takes {_HEADER_SIZE:,}"
+            )
+        if content[0] != 0 or content[1] < 1:
+            raise VersionError(
+                f"ksplat version {content[0]}.{content[1]}; 0.1 is read",
+                where=f"{path}, byte 0",
+                remedy="export it again with a current GaussianSplats3D; or it is no .ksplat, and has the wrong name",
+            )
+        (room,) = struct.unpack_from("<I", content, 4)
+        count, level = struct.unpack_from("<IH", content, 16)
+        if level not in _LEVELS:
+            raise _fault(path, 20, f"compression level {level}; 0, 1 and 2 are known")
+        low, high = struct.unpack_from("<2f", content, 36)
+        return cls(content, path, room, count, level, (low or _SH_RANGE[0], high or _SH_RANGE[1]))
+
+    def fault(self, byte: int, what: str) -> ModelFileError:
+        """Return the error for what is at a byte of the file."""
+        return _fault(self.path, byte, what)
+
+    def sections(self) -> tuple[list[_Section], int]:
+        """Return (the sections that hold Gaussians, the byte behind the last one). Raises ModelFileError."""
+        size, place = len(self.content), _HEADER_SIZE + self.room * _SECTION_SIZE
+        if place > size:
+            raise self.fault(4, f"{self.room:,} sections are promised, which {size:,} bytes cannot hold")
+        found = []
+        for number in range(self.room):
+            section = self._section(number, place)
+            place = section.rows + section.room * _row(self.level, section.degree).itemsize
+            if place > size:
+                raise self.fault(
+                    section.start,
+                    f"truncated: section {number} of {section.room:,} Gaussians and {section.buckets:,} buckets ends "
+                    f"at byte {place:,}, and the file at {size:,}",
+                )
+            if section.count:
+                found.append(section)
+        return found, place
+
+    def _section(self, number: int, start: int) -> _Section:
+        """Return section ``number``, whose data begin at byte ``start``; only its own numbers are compared."""
+        header = _HEADER_SIZE + number * _SECTION_SIZE
+        count, room, capacity, buckets, side, storage = struct.unpack_from("<4IfH", self.content, header)
+        (quanta,) = struct.unpack_from("<I", self.content, header + 24)
+        full, partial, degree = struct.unpack_from("<IIH", self.content, header + 32)
+        if count > room:
+            raise self.fault(header, f"section {number} holds {count:,} Gaussians in room for {room:,}")
+        if degree > _MAX_DEGREE:
+            raise self.fault(header + 40, f"section {number} has SH degree {degree}; 0 to {_MAX_DEGREE} are known")
+        if self.level and count:
+            if buckets and storage != _BUCKET_BYTES:
+                raise self.fault(
+                    header + 20, f"buckets of {storage} bytes in section {number}; {_BUCKET_BYTES} are known"
+                )
+            if full + partial > buckets or full * capacity > room:
+                raise self.fault(
+                    header + 32,
+                    f"{full:,} full buckets of {capacity:,} and {partial:,} others in section {number}, which has "
+                    f"{buckets:,} buckets and room for {room:,} Gaussians",
+                )
+            if not (math.isfinite(side) and side > 0):
+                raise self.fault(
+                    header + 16, f"buckets with sides of {side} in section {number}; more than 0 is wanted"
+                )
+        quanta = quanta or _QUANTA
+        return _Section(
+            number=number,
+            count=count,
+            room=room,
+            capacity=capacity,
+            buckets=buckets,
+            full=full,
+            partial=partial,
+            middle=quanta,
+            quantum=side / 2 / quanta,
+            degree=degree,
+            start=start,
+            rows=start + 4 * partial + storage * buckets,
+        )
+
+    def gaussians(self, section: _Section, shN_count: int) -> _Rows:
+        """Return the Gaussians of a section that lies inside the file, with so many harmonics beside the constant."""
+        kind = _row(self.level, section.degree)
+        rows = np.frombuffer(self.content, kind, section.count, section.rows)
+        if (row := negative_row(rows["scales"])) is not None:
+            raise self.fault(
+                section.rows + row * kind.itemsize + rows["means"][row].nbytes,
+                f"the scales of Gaussian {row} in section {section.number} are {rows['scales'][row].tolist()}; "
+                "standard deviations are above 0",
+            )
+        means = rows["means"].astype(np.float64)
+        if self.level:
+            means = (means - section.middle) * section.quantum + self._centres(section)
+        harmonics = rows["shN"].astype(np.float64)
+        if self.level == 2:
+            low, high = self.sh_range
+            harmonics = harmonics / 255 * (high - low) + low
+        shN = np.zeros((section.count, shN_count, 3))
+        for band in range(1, section.degree + 1):
+            first, last = SHN_COUNTS[band - 1], SHN_COUNTS[band]
+            # Band by band, and in each the reds before the greens before the blues.
+            shN[:, first:last] = harmonics[:, 3 * first : 3 * last].reshape(-1, 3, last - first).transpose(0, 2, 1)
+        return _Rows(means, rows["scales"], rows["quats"], rows["rgba"] / 255.0, shN)
+
+    def _centres(self, section: _Section) -> Doubles:
+        """Return [N, 3]: the centre of each Gaussian's bucket; full buckets come first."""
+        others = np.frombuffer(self.content, "<u4", section.partial, section.start)
+        sizes = np.concatenate([np.full(section.full, section.capacity, np.int64), others.astype(np.int64)])
+        ends = np.cumsum(sizes)
+        held = int(ends[-1]) if len(ends) else 0
+        if held < section.count:
+            raise self.fault(
+                section.start,
+                f"the buckets of section {section.number} hold {held:,} Gaussians, and it has {section.count:,}",
+            )
+        first = section.start + 4 * section.partial
+        centres = np.frombuffer(self.content, "<f4", 3 * section.buckets, first).reshape(-1, 3)
+        chosen: Doubles = centres[np.searchsorted(ends, np.arange(section.count), side="right")].astype(np.float64)
+        return chosen
+
+
 def _fault(path: Path, byte: int, what: str) -> ModelFileError:
     return ModelFileError(what, where=f"{path}, byte {byte}")
-
-
-def _sections(content: bytes, room: int, level: int, path: Path) -> tuple[list[_Section], int]:
-    """Return (the sections that hold Gaussians, the byte behind the last one)."""
-    place = _HEADER_SIZE + room * _SECTION_SIZE
-    if place > len(content):
-        raise _fault(path, 4, f"{room:,} sections are promised, which {len(content):,} bytes cannot hold")
-    found = []
-    for number in range(room):
-        section = _section(content, number, place, level, path)
-        place = section.rows + section.room * _row(level, section.degree).itemsize
-        if place > len(content):
-            raise _fault(
-                path,
-                section.start,
-                f"truncated: section {number} of {section.room:,} Gaussians and {section.buckets:,} buckets ends at "
-                f"byte {place:,}, and the file at {len(content):,}",
-            )
-        if section.count:
-            found.append(section)
-    return found, place
-
-
-def _section(content: bytes, number: int, start: int, level: int, path: Path) -> _Section:
-    """Return section ``number``, whose data begin at byte ``start``; only its own numbers are compared."""
-    header = _HEADER_SIZE + number * _SECTION_SIZE
-    count, room, capacity, buckets, side, storage = struct.unpack_from("<4IfH", content, header)
-    (quanta,) = struct.unpack_from("<I", content, header + 24)
-    full, partial, degree = struct.unpack_from("<IIH", content, header + 32)
-    if count > room:
-        raise _fault(path, header, f"section {number} holds {count:,} Gaussians in room for {room:,}")
-    if degree > _MAX_DEGREE:
-        raise _fault(path, header + 40, f"section {number} has SH degree {degree}; 0 to {_MAX_DEGREE} are known")
-    if level and count:
-        if buckets and storage != _BUCKET_BYTES:
-            raise _fault(
-                path, header + 20, f"buckets of {storage} bytes in section {number}; {_BUCKET_BYTES} are known"
-            )
-        if full + partial > buckets or full * capacity > room:
-            raise _fault(
-                path,
-                header + 32,
-                f"{full:,} full buckets of {capacity:,} and {partial:,} others in section {number}, which has "
-                f"{buckets:,} buckets and room for {room:,} Gaussians",
-            )
-        if not (math.isfinite(side) and side > 0):
-            raise _fault(path, header + 16, f"buckets with sides of {side} in section {number}; more than 0 is wanted")
-    quanta = quanta or _QUANTA
-    centres = start + 4 * partial
-    rows = centres + storage * buckets
-    return _Section(
-        number, count, room, capacity, buckets, full, partial, quanta, side / 2 / quanta, degree, start, rows
-    )
 
 
 def _row(level: int, degree: int) -> np.dtype[Any]:
@@ -177,51 +264,6 @@ def _row(level: int, degree: int) -> np.dtype[Any]:
             ("shN", "u1" if level == 2 else real, 3 * SHN_COUNTS[degree]),
         ]
     )
-
-
-def _read(
-    content: bytes, section: _Section, level: int, sh_range: tuple[float, float], shN_count: int, path: Path
-) -> tuple[Doubles, NDArray[Any], NDArray[Any], Doubles, Doubles]:
-    """Return (means, scales, quats, rgba in 0...1, shN [N, shN_count, 3]) of a section that lies inside ``content``."""
-    kind = _row(level, section.degree)
-    rows = np.frombuffer(content, kind, section.count, section.rows)
-    if bool((rows["scales"] < 0).any()):
-        row = int((rows["scales"] < 0).any(axis=1).argmax())
-        raise _fault(
-            path,
-            section.rows + row * kind.itemsize + rows["means"][row].nbytes,
-            f"the scales of Gaussian {row} in section {section.number} are {rows['scales'][row].tolist()}; standard "
-            "deviations are above 0",
-        )
-    means = rows["means"].astype(np.float64)
-    if level:
-        means = (means - section.middle) * section.quantum + _centres(content, section, path)
-    harmonics = rows["shN"].astype(np.float64)
-    if level == 2:
-        harmonics = harmonics / 255 * (sh_range[1] - sh_range[0]) + sh_range[0]
-    shN = np.zeros((section.count, shN_count, 3))
-    for band in range(1, section.degree + 1):
-        first, last = SHN_COUNTS[band - 1], SHN_COUNTS[band]
-        # Band by band, and in each the reds before the greens before the blues.
-        shN[:, first:last] = harmonics[:, 3 * first : 3 * last].reshape(-1, 3, last - first).transpose(0, 2, 1)
-    return means, rows["scales"], rows["quats"], rows["rgba"] / 255.0, shN
-
-
-def _centres(content: bytes, section: _Section, path: Path) -> Doubles:
-    """Return [N, 3]: the centre of each Gaussian's bucket; full buckets come first."""
-    others = np.frombuffer(content, "<u4", section.partial, section.start)
-    sizes = np.concatenate([np.full(section.full, section.capacity, np.int64), others.astype(np.int64)])
-    ends = np.cumsum(sizes)
-    held = int(ends[-1]) if len(ends) else 0
-    if held < section.count:
-        raise _fault(
-            path,
-            section.start,
-            f"the buckets of section {section.number} hold {held:,} Gaussians, and it has {section.count:,}",
-        )
-    centres = np.frombuffer(content, "<f4", 3 * section.buckets, section.start + 4 * section.partial).reshape(-1, 3)
-    chosen: Doubles = centres[np.searchsorted(ends, np.arange(section.count), side="right")].astype(np.float64)
-    return chosen
 
 
 FORMAT = Format("ksplat", ".ksplat", "a .ksplat file", 2, read=import_ksplat, names=("*.ksplat",))

@@ -18,6 +18,10 @@ _LOG_SCALE_RANGE = (-87.0, 88.0)
 #: A stored opacity of exactly 0 or 1 has no logit: it is moved this far, in steps of its quantisation; so little that
 #: it is rounded to the same step again.
 _INTO_STEP = 0.25
+#: Opacities in float32 are as fine as this near 1.
+FLOAT_STEP = 4 * 2.0**-23
+#: How far rounding may bring an opacity out of 0 to 1.
+_BEYOND = 1e-3
 #: For each place of the largest component of a quaternion, the others in order.
 _OTHERS = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])
 
@@ -43,10 +47,22 @@ def log_scales_of(scales: NDArray[np.floating]) -> Doubles:
     return np.log(np.where(wide < np.finfo(np.float32).tiny, np.finfo(np.float32).tiny, wide))
 
 
+def negative_row(scales: NDArray[np.floating]) -> int | None:
+    """Return the first row of standard deviations [N, 3] of which one is below 0; None without."""
+    below = (scales < 0).any(axis=1)
+    return int(below.argmax()) if bool(below.any()) else None
+
+
 def opacities_of(logits: NDArray[np.floating]) -> Doubles:
     """Return opacities in 0...1."""
     wide = logits.astype(np.float64)
     return np.exp(-np.logaddexp(0.0, -wide))
+
+
+def beyond_row(opacities: NDArray[np.floating]) -> int | None:
+    """Return the first row of opacities [N] that lies outside 0...1 by more than rounding; None without."""
+    beyond = (opacities < -_BEYOND) | (opacities > 1 + _BEYOND)
+    return int(beyond.argmax()) if bool(beyond.any()) else None
 
 
 def logits_of(opacities: NDArray[np.floating], step: float) -> Doubles:

@@ -14,7 +14,7 @@ from splatcli.checkpoint.foreign.imported import ImportedModel
 from splatcli.checkpoint.foreign.read import newest_foreign, read_foreign
 from splatcli.errors import ModelFileError, UnreadableError, UsageError, from_os_error, os_errors
 from splatcli.formats import compressed_ply, gltf, html, ksplat, ply, sog, splat, spz, streamed_sog, usd
-from splatcli.formats.format import Encoded, ExportMetadata, Format
+from splatcli.formats.format import HEAD_BYTES, Encoded, ExportMetadata, Format
 from splatcli.gaussians import Gaussians
 from splatcli.plugins import FORMATS as GROUP
 from splatcli.plugins import Plugin, plugins
@@ -67,9 +67,6 @@ _NOT_READ = {
     ),
 }
 
-#: Formats recognise themselves within so many bytes: the header of a compressed PLY has its packed properties there.
-_HEAD = 4096
-
 
 def format_to_write(
     output: Path, name: str | None, *, others: Sequence[str] = (), by_name: str | None = None
@@ -109,7 +106,7 @@ def format_of(path: Path) -> Format:
     """
     try:
         with path.open("rb") as file:
-            head = file.read(_HEAD)
+            head = file.read(HEAD_BYTES)
     except OSError as error:
         raise from_os_error(error, UnreadableError, path) from None
     if not head:

@@ -19,6 +19,7 @@ from splatcli.formats.quantisation import (
     colours_of,
     log_scales_of,
     logits_of,
+    negative_row,
     opacities_of,
     quantised,
     scales_of,
@@ -52,8 +53,7 @@ def encode_splat(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     notes = []
     if beyond := int((np.abs(colours - 0.5) > 0.5 + _HALF_BYTE).sum()):
         notes.append(f"clamped {beyond:,} colours outside 0 to 1, the range of a .splat file")
-    if metadata.antialiased:
-        notes.append("trained antialiased; a .splat file has no word for it, and viewers show it too thick")
+    notes += metadata.antialiased_notes("a .splat file")
     return Encoded(rows[np.argsort(-weight, kind="stable")].tobytes(), notes)
 
 
@@ -68,8 +68,7 @@ def import_splat(path: Path, *, lenient: bool = False) -> ImportedModel:
             remedy="get the file anew, or take the whole ones with --lenient",
         )
     rows = np.fromfile(path, _ROW, count=size // _ROW.itemsize)
-    if bool((rows["scales"] < 0).any()):
-        row = int((rows["scales"] < 0).any(axis=1).argmax())
+    if (row := negative_row(rows["scales"])) is not None:
         raise ModelFileError(
             f"the scales of Gaussian {row} are {rows['scales'][row].tolist()}; a .splat holds standard deviations, "
             "which are above 0",

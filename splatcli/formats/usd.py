@@ -19,8 +19,18 @@ import numpy as np
 
 from splatcli.checkpoint.foreign.imported import Columns, Floats, ImportedModel
 from splatcli.errors import ModelFileError, OutputError, ResourceError
-from splatcli.formats.format import Encoded, ExportMetadata, Format, file_size, first_member
-from splatcli.formats.quantisation import Doubles, log_scales_of, logits_of, opacities_of, scales_of, unit_quats
+from splatcli.formats.format import COLOUR_SPACE, Encoded, ExportMetadata, Format, file_size, first_member
+from splatcli.formats.quantisation import (
+    FLOAT_STEP,
+    Doubles,
+    beyond_row,
+    log_scales_of,
+    logits_of,
+    negative_row,
+    opacities_of,
+    scales_of,
+    unit_quats,
+)
 from splatcli.formats.transform import Z_TO_Y_UP, half_turn, placed, with_y_up
 from splatcli.formats.usd_stage import library
 from splatcli.gaussians import SHN_COUNTS, Gaussians
@@ -28,9 +38,8 @@ from splatcli.gaussians import SHN_COUNTS, Gaussians
 #: Gaussians are drawn up to so many standard deviations, which is their extent.
 _DRAWN = 3.0
 _PRIM = "/gaussians"
-#: What photos are in, and Gaussians that were trained on them, by the name that NVIDIA's programs and glTF have for it;
-#: and USD's own names for the same curve and primaries.
-COLOUR_SPACE = "srgb_rec709_display"
+#: Names of the colour space of photos: that of NVIDIA's programs and glTF, and USD's own for the same curve and
+#: primaries.
 _SAME_SPACES = (COLOUR_SPACE, "srgb_rec709_scene", "sRGB")
 
 
@@ -58,8 +67,7 @@ def encode_usdz(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
         if not usd.UsdUtils.CreateNewUsdzPackage(str(folder / "scene.usdc"), str(packed)):
             raise OutputError("usd-core could not pack the stage", where=folder)
         payload = packed.read_bytes()
-    note = "trained antialiased; USD has no word for it, and viewers show it too thick"
-    return Encoded(payload, [note] if metadata.antialiased else [])
+    return Encoded(payload, metadata.antialiased_notes("USD"))
 
 
 def _fill(field: Any, columns: Columns[Floats], degree: int, vt: Any) -> None:
@@ -100,10 +108,8 @@ def _library() -> Any:
 
 #: usd-core recognises files by their names; of any other name, this one takes text and binary.
 _SUFFIXES = (".usdz", ".usd", ".usda", ".usdc")
-#: Floats are as fine as this near 1, halves as that.
-_FLOAT_STEP, _HALF_STEP = 4 * 2.0**-23, 2.0**-10
-#: How far rounding may bring an opacity out of 0 to 1.
-_BEYOND = 1e-3
+#: Opacities in halves are as fine as this near 1.
+_HALF_STEP = 2.0**-10
 #: Threads reserve address space, which is limited there; a machine with many cores would use it up.
 _ONE_THREAD = dict.fromkeys(("PXR_WORK_THREAD_LIMIT", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
@@ -135,14 +141,12 @@ def import_usd(path: Path, *, lenient: bool = False) -> ImportedModel:
     for key, table in tables.items():
         if len(table) != count:
             raise ModelFileError(f"{len(table):,} rows of {key}; there are {count:,} positions", where=path)
-    if bool((tables["scales"] < 0).any()):
-        row = int((tables["scales"] < 0).any(axis=1).argmax())
+    if (row := negative_row(tables["scales"])) is not None:
         raise ModelFileError(f"a standard deviation below 0 in row {row} of scales", where=path)
-    beyond = (tables["opacities"] < -_BEYOND) | (tables["opacities"] > 1 + _BEYOND)
-    if bool(beyond.any()):
-        raise ModelFileError(f"an opacity outside 0 to 1 in row {int(beyond.argmax())} of opacities", where=path)
+    if (row := beyond_row(tables["opacities"][:, 0])) is not None:
+        raise ModelFileError(f"an opacity outside 0 to 1 in row {row} of opacities", where=path)
     coefficients = harmonics.reshape(count, -1, 3)
-    step = _HALF_STEP if "opacities" in facts["half"] else _FLOAT_STEP
+    step = _HALF_STEP if "opacities" in facts["half"] else FLOAT_STEP
     columns = Columns(
         tables["means"],
         tables["quats"][:, [3, 0, 1, 2]],
