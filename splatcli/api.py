@@ -37,9 +37,10 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import NAMED_STARTS, RANDOM, Config, DataConfig, build_config, setting_fields, setting_flags
 from splatcli.disk import is_there
 from splatcli.errors import ResourceError, SceneError, SplatError, UnreadableError, UsageError, os_errors
+from splatcli.formats.crop import Crop
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.registry import format_to_write, import_model, is_own_checkpoint, newest_import
-from splatcli.formats.selection import Crop, select_for_format
+from splatcli.formats.selection import select_for_format
 from splatcli.gaussians import Gaussians
 from splatcli.native.backend import resolve_device
 from splatcli.output_files import OUTPUT, free_folder, write_bytes

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from splatcli.cli.console import Output
     from splatcli.cli.model import Model
+    from splatcli.formats.crop import Crop
     from splatcli.formats.format import Encoded, ExportMetadata, Format
-    from splatcli.formats.selection import Crop
     from splatcli.gaussians import Gaussians
 
 
@@ -199,8 +199,8 @@ class _Target:
         """Return the target of ``output``. Raises UsageError and OutputError where it cannot be written."""
         from splatcli.checkpoint.atomic import check_name
         from splatcli.formats import streamed_sog
+        from splatcli.formats.crop import Crop
         from splatcli.formats.registry import format_to_write
-        from splatcli.formats.selection import Crop
 
         check_name(output)
         name = "ply" if str(output) == "-" and args.format is None else args.format
@@ -284,14 +284,19 @@ class _Export:
 
     def _selected(self, chosen: Format) -> tuple[Gaussians, ExportMetadata]:
         """Return the Gaussians that go into the file, as its format can hold them, and the facts beside them."""
+        import numpy as np
+
+        from splatcli.edit.transform import move_gaussians, rounding_of
         from splatcli.formats.format import ExportMetadata
-        from splatcli.formats.selection import moved, select_for_format
+        from splatcli.formats.selection import select_for_format
         from splatcli.scene.georeference import offset_text
+        from splatcli.similarity import Similarity
 
         model, args, out = self.model, self.args, self.out
         gaussians, offset, comments = model.gaussians, model.offset, []
         if any(offset) and args.frame is Frame.INPUT:
-            gaussians, error = moved(gaussians, offset)
+            gaussians = move_gaussians(gaussians, Similarity(shift=np.array(offset)))
+            error = rounding_of(gaussians.means)
             out.note(f"in the input's own frame float32 tells positions to {error:.2g} units only")
         elif any(offset):
             comments = [f"splatcli: {offset_text(offset)}"]

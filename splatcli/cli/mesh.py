@@ -129,7 +129,8 @@ def mesh(args: MeshArguments) -> int:
     """
     from splatcli.cli.console import open_output
     from splatcli.cli.model import find_model, load_model, refuse_empty
-    from splatcli.formats.selection import Crop, select
+    from splatcli.formats.crop import Crop
+    from splatcli.formats.selection import select
     from splatcli.mesh.build import RESOLUTION, MeshOptions, build_mesh
     from splatcli.mesh.files import format_of
     from splatcli.native.backend import resolve_device

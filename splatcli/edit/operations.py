@@ -21,8 +21,9 @@ from splatcli.edit.level import rotation_between, up_of_cameras, up_of_gaussians
 from splatcli.edit.simplify import simplify
 from splatcli.edit.transform import move_camera, move_gaussians, move_metadata
 from splatcli.errors import UsageError
+from splatcli.formats.crop import Crop, parse_floats
 from splatcli.formats.format import ExportMetadata
-from splatcli.formats.selection import Crop, parse_floats
+from splatcli.formats.selection import logit_of
 from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.scene.camera import Camera
 from splatcli.scene.georeference import MIN_POSITIONS, PositionsError, fit_similarity
@@ -47,17 +48,10 @@ def _log(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
 
 
-def _logit(value: float) -> float:
-    """Return the logit; that of 1 and more is above every value, that of 0 and less below."""
-    if value >= 1:
-        return math.inf
-    return math.log(value) - math.log1p(-value) if value > 0 else -math.inf
-
-
 #: The space of a quantity's raw values: from a number of an expression to it, and from it back.
 _Space = tuple[Callable[[float], float], Callable[[Tensor], Tensor]]
 _PLAIN: _Space = (float, torch.Tensor.clone)
-_LOGIT: _Space = (_logit, torch.sigmoid)
+_LOGIT: _Space = (logit_of, torch.sigmoid)
 _LOG: _Space = (_log, torch.exp)
 #: Of an ellipsoid; the raw values are logarithms of the product of its half axes.
 _VOLUME: _Space = (
@@ -419,7 +413,7 @@ def apply_operations(
             touched = len(gaussians) if one.degree < gaussians.sh_degree else 0
             if touched:
                 shN = gaussians.shN[:, : SHN_COUNTS[one.degree]].clone()
-                gaussians = Gaussians(**{**dict(gaussians.items()), "shN": shN})
+                gaussians = replace(gaussians, shN=shN)
             effects.append(Effect(one.label, touched, len(gaussians), "changed"))
         elif isinstance(one, Simplify):
             before, count = len(gaussians), one.count(len(gaussians))

@@ -57,7 +57,7 @@ def _reddened(gaussians: Gaussians) -> Gaussians:
     """Return the Gaussians with their brightness in shades of red, the same from all sides."""
     brightness = (gaussians.sh0 * SH_C0 + 0.5).mean(dim=1, keepdim=True).clamp(0, 1)
     sh0 = ((0.35 + 0.65 * brightness) * _RED - 0.5) / SH_C0
-    return Gaussians(**{**dict(gaussians.items()), "sh0": sh0, "shN": gaussians.shN[:, :0]})
+    return replace(gaussians, sh0=sh0, shN=gaussians.shN[:, :0])
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from splatcli.checkpoint.foreign.imported import Columns
 from splatcli.formats.format import ExportMetadata
@@ -36,7 +37,7 @@ def move_gaussians(gaussians: Gaussians, similarity: Similarity) -> Gaussians:
         scales = gaussians.log_scales
         if similarity.scale != 1.0:
             scales = (scales.double() + math.log(similarity.scale)).float()
-        return Gaussians(**{**dict(gaussians.items()), "means": means, "log_scales": scales})
+        return replace(gaussians, means=means, log_scales=scales)
     matrix = similarity.matrix()
     made = gaussians.map(torch.empty_like)
     # Opacities and constant colours do not depend on the frame.
@@ -51,6 +52,12 @@ def move_gaussians(gaussians: Gaussians, similarity: Similarity) -> Gaussians:
         made.log_scales[rows] = torch.from_numpy(done.scales)
         made.shN[rows] = torch.from_numpy(done.shN)
     return made
+
+
+def rounding_of(means: Tensor) -> float:
+    """Return by how much float32 rounds the coordinates of ``means`` [N, 3] at most."""
+    farthest = float(means.abs().max()) if len(means) else 0.0
+    return 2.0 ** (math.floor(math.log2(farthest)) - 24) if farthest > 0 else 0.0
 
 
 def move_camera(camera: Camera, similarity: Similarity) -> Camera:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from splatcli.edit.transform import move_gaussians, rounding_of
 from splatcli.errors import UsageError
-from splatcli.formats.selection import Crop, moved, select
+from splatcli.formats.crop import Crop
+from splatcli.formats.selection import select
+from splatcli.similarity import Similarity
 from tests.formats.made import scene
 
 
@@ -57,7 +61,7 @@ def test_a_polygon_holds_what_its_triangles_hold(axis: str, across: tuple[int, i
         ("cube:1,2,3", "neither a box, a sphere nor a polygon"),
         ("box", "neither|no list"),
         ("box:1,2,3", "takes 6 finite numbers, 3"),
-        ("box:1,2,3,4,5,nan", "takes 6 finite numbers"),
+        ("box:1,2,3,4,5,nan", "takes 6 finite numbers, not '1,2,3,4,5,nan'"),
         ("sphere:0,0,0", "takes 4 finite numbers"),
         ("sphere:0,0,0,0", "holds nothing"),
         ("sphere:0,0,0,-1", "holds nothing"),
@@ -65,7 +69,7 @@ def test_a_polygon_holds_what_its_triangles_hold(axis: str, across: tuple[int, i
         ("polygon:0,0,1,0,1,1", "no axis"),
         ("polygon:w:0,0,1,0,1,1", "'w' is no axis"),
         ("polygon:z:0,0,1,0,1", "pairs of finite numbers, 5"),
-        ("polygon:z:0,0,1,0,nan,1", "pairs of finite numbers"),
+        ("polygon:z:0,0,1,0,nan,1", "pairs of finite numbers, not '0,0,1,0,nan,1'"),
         ("polygon:z:0,0,1,0,0,0", "of 2 corners holds nothing"),
         ("polygon:z:", "no list of numbers"),
         ("", "neither a box, a sphere nor a polygon"),
@@ -95,7 +99,21 @@ def test_a_lower_degree_drops_the_higher_bands_and_a_higher_one_adds_none() -> N
 
 def test_moving_tells_what_float32_rounds_away() -> None:
     gaussians = scene(10)
-    away, error = moved(gaussians, (5e5, 4e6, 0.0))
+    away = move_gaussians(gaussians, Similarity(shift=np.array([5e5, 4e6, 0.0])))
+    error = rounding_of(away.means)
     exact = gaussians.means.double() + torch.tensor([5e5, 4e6, 0.0], dtype=torch.float64)
     assert (away.means.double() - exact).abs().max() <= error
     assert error == math.ldexp(0.5, 21 - 23)  # half a step between floats from 2**21 to 2**22
+
+
+def test_a_file_of_regions_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """As Notepad writes it."""
+    regions = tmp_path / "regions.txt"
+    regions.write_bytes(b"\xef\xbb\xbfsphere:0,0,0,0.4 # the middle\r\n\r\nbox:0,0,0,1,1,1\r\n")
+    gaussians = scene(500)
+    kept, _ = select(gaussians, crop=Crop.parse(f"file:{regions}"))
+    inside = Crop.parse("sphere:0,0,0,0.4").holds(gaussians.means) | Crop.parse("box:0,0,0,1,1,1").holds(
+        gaussians.means
+    )
+    assert 0 < int(inside.sum()) < 500
+    assert torch.equal(kept.means, gaussians.means[inside])
