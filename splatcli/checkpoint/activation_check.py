@@ -119,6 +119,7 @@ class SpaceCheck:
         return next(space for space in (Space.ACTIVATED, Space.UNSURE, Space.RAW) if space in found)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # sums of numbers at the ends of float32
 def check_space(means: Array, scales: Array, opacities: Array, *, declared: bool, parts: bool = True) -> SpaceCheck:
     """Return the space of stored parameters; refuses unless sure.
 
@@ -143,6 +144,7 @@ def check_space(means: Array, scales: Array, opacities: Array, *, declared: bool
     return SpaceCheck(check.space, opacity, evidence, problem, partly=bool(check.part) or mixed)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # sums of numbers at the ends of float32
 def check_scales(means: Array, scales: Array, *, parts: bool = True, declared: bool = False) -> ScaleCheck:
     """Return the space of stored scales: RAW = logarithms, ACTIVATED = standard deviations, of all or of some.
 
@@ -327,6 +329,10 @@ def _reading_cost(place: _Neighbourhood, logs: NDArray[np.float64], round_ones: 
     return (2 if round_ones else 1) * miss + abs(math.log(spread / USUAL_SPREAD)) + abs(math.log(skew))
 
 
+#: exp() of more than this and some leaves float64.
+_LARGEST_EXPONENT = 700.0
+
+
 def _partly_sigmoids(opacities: Array) -> bool:
     """Return whether some values are sigmoids: piled up inside of 0 or 1, or half in between and the rest far away."""
     if _pile(opacities, logit_of, opacities) or _pile(1 - opacities, logit_of, -opacities):
@@ -335,7 +341,7 @@ def _partly_sigmoids(opacities: Array) -> bool:
     values, counts = np.unique(opacities, return_counts=True)
     often = float(values[counts.argmax()])
     if counts.max() >= MIN_COUNT:
-        twins = [1 / (1 + math.exp(-often))] + ([logit_of(often)] if 0 < often < 1 else [])
+        twins = [1 / (1 + math.exp(min(-often, _LARGEST_EXPONENT)))] + ([logit_of(often)] if 0 < often < 1 else [])
         if any(bool((np.abs(opacities - twin) <= TWIN_WITHIN * abs(twin)).any()) for twin in twins):
             return True
     inside = (opacities >= 0) & (opacities <= 1)

@@ -112,6 +112,20 @@ def test_a_few_far_gaussians_of_one_unit_are_no_pile_where_the_file_declares_its
     assert check_space(means, logs, opacities, declared=True).problem is not None
 
 
+@pytest.mark.parametrize("column", ["means", "scales", "opacities"])
+@pytest.mark.parametrize("value", [-1e4, -3e38, 3e38])
+def test_numbers_at_the_ends_of_float32_are_checked(column: str, value: float) -> None:
+    """Their means and exponentials leave the range of float32, and of float64."""
+    means, scales = shells(1.0, 0.0, 0.0)
+    opacities = np.random.default_rng(0).normal(size=len(means)).astype(np.float32)
+    for rows in (slice(None), slice(0, 400)):
+        columns = {"means": means.copy(), "scales": scales.copy(), "opacities": opacities.copy()}
+        columns[column][rows] = value
+        found = check_space(columns["means"], columns["scales"], columns["opacities"], declared=True)
+        if column == "opacities":
+            assert found.opacities is Space.RAW
+
+
 def test_the_message_holds_the_figures() -> None:
     means, logs = shells(0.01, 0.0, 0.0)
     said = check_space(means, exp(logs), np.zeros(800, np.float32), declared=True).problem
