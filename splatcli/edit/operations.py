@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from splatcli.checkpoint.foreign.imported import finite_rows
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.edit.align import AlignmentError, align
 from splatcli.edit.clean import LEVELS, Photos, floaters
@@ -261,10 +262,7 @@ def _filter(flag: str, text: str) -> Operation:
 
 
 def _finite(gaussians: Gaussians) -> Tensor:
-    rows = torch.ones(len(gaussians), dtype=torch.bool)
-    for _, tensor in gaussians.items():
-        rows &= torch.isfinite(tensor).reshape(len(gaussians), -1).all(dim=1)
-    return rows
+    return finite_rows([tensor for _, tensor in gaussians.items()])
 
 
 def _sh_degree(flag: str, text: str) -> Operation:

@@ -10,6 +10,7 @@ import torch
 
 import splatcli
 from splatcli import export_splats
+from splatcli.errors import OutputError
 from tests.train.worlds import random_gaussians
 
 
@@ -65,3 +66,38 @@ def test_activated_values_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="takes raw tensors"):
             export_splats(means, given[0], g.quats, given[1], g.sh0, g.shN, save_to=tmp_path / "a.ply")
     assert not (tmp_path / "a.ply").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "degree"),
+    [
+        ("ply", "ply", 4),
+        ("splat", "splat", 0),
+        ("ply_compressed", "compressed.ply", 3),
+        ("spz", "spz", 3),
+        ("sog", "sog", 3),
+        ("glb", "glb", 3),
+        ("html", "html", 3),
+    ],
+)
+def test_a_file_has_the_harmonics_that_its_format_holds(tmp_path: Path, name: str, suffix: str, degree: int) -> None:
+    g = random_gaussians(20)
+    shN = 0.1 * torch.randn(20, 24, 3, generator=torch.Generator().manual_seed(1))
+    path = tmp_path / f"a.{suffix}"
+    export_splats(g.means, g.log_scales, g.quats, g.logit_opacities, g.sh0, shN, format=name, save_to=path)
+    assert splatcli.Model.load(path).gaussians.sh_degree == degree
+
+
+def test_no_gaussians_are_a_ply_without_any(tmp_path: Path) -> None:
+    g = random_gaussians(3).map(lambda column: column[:0])
+    columns = (g.means, g.log_scales, g.quats, g.logit_opacities, g.sh0[:, None], g.shN)
+    export_splats(*columns, save_to=tmp_path / "a.ply")
+    assert len(splatcli.Model.load(tmp_path / "a.ply")) == 0
+    with pytest.raises(ValueError, match="no Gaussian is finite"):
+        export_splats(*columns, format="sog")
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    g = random_gaussians(3)
+    with pytest.raises(OutputError, match="this is a folder"):
+        export_splats(g.means, g.log_scales, g.quats, g.logit_opacities, g.sh0, g.shN, save_to=tmp_path)

@@ -7,6 +7,7 @@ Every format and every checkpoint of another program ends in an ImportedModel, w
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -105,6 +106,13 @@ def check_finite(gaussians: Gaussians) -> None:
             raise DivergedError(f"{name} has {found[0]} NaN or infinite values, the first at {list(found[1])}")
 
 
+def finite_rows(columns: Sequence[Tensor]) -> Tensor:
+    """Return [N] bool: the rows of tensors [N, ...], at least one, in which every value is finite."""
+    return torch.stack(
+        [torch.isfinite(column).reshape(len(column), math.prod(column.shape[1:])).all(dim=1) for column in columns]
+    ).all(dim=0)
+
+
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
     """How a file of another program is read.
@@ -169,9 +177,7 @@ class ImportedModel:
 
     def without_nonfinite(self) -> ImportedModel:
         """Return the model without the Gaussians that have NaN or infinite values."""
-        rows = torch.ones(len(self), dtype=torch.bool)
-        for column in self.columns:
-            rows &= torch.isfinite(column).reshape(len(self), -1).all(dim=1)
+        rows = finite_rows(self.columns)
         columns = Columns(*(column[rows] for column in self.columns))
         parts = [int(part.sum()) for part in torch.split(rows, self.parts)]
         note = f"dropped {len(self) - len(columns.means):,} of {len(self):,} Gaussians with NaN or infinite values"
