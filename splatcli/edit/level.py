@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from splatcli.formats.quantisation import LOG_SCALE_RANGE
 from splatcli.gaussians import Gaussians
 from splatcli.rotation import rotation_matrices
 from splatcli.scene.camera import Camera, common_up
@@ -23,6 +24,8 @@ _AGREE = 0.7
 _DISCS, _CANDIDATES = 20_000, 400
 #: A disc is at most this thick, times its middle axis. Normals of a plane scatter by about this angle, radians.
 _THIN, _SCATTER = 0.5, 0.12
+#: Heights that differ by less than this share of them are one.
+_FLAT = 1e-12
 #: The least share of the discs' area that a dominant plane has.
 _SHARE = 0.1
 
@@ -47,7 +50,7 @@ def up_of_gaussians(gaussians: Gaussians) -> Floats | None:
 
     Discs vote with their area times opacity for their normals, and for the one of parallel planes that holds most.
     """
-    scales = gaussians.log_scales.double().exp().numpy()
+    scales = gaussians.log_scales.double().clamp(*LOG_SCALE_RANGE).exp().numpy()
     order = np.argsort(scales, axis=1)
     thin, middle, long = np.take_along_axis(scales, order, axis=1).T
     weights = middle * long * gaussians.logit_opacities.double().sigmoid().numpy()
@@ -71,7 +74,9 @@ def up_of_gaussians(gaussians: Gaussians) -> Floats | None:
         return None
     height = means[rows] @ normal
     low, high = np.quantile(height, [0.01, 0.99])
-    counts, edges = np.histogram(height, 100, (low, high) if high > low else (low - 1, low + 1), weights=share)
+    if not high - low > _FLAT * max(abs(low), abs(high)):  # a plane, or so far away that float64 tells no heights
+        low, high = low - max(1.0, abs(low)), low + max(1.0, abs(low))
+    counts, edges = np.histogram(height, 100, (low, high), weights=share)
     ground = edges[int(np.argmax(counts))] + 0.5 * (edges[1] - edges[0])
     above = np.sign(np.median(means @ normal) - ground)
     return np.asarray(normal * (above or 1.0))

@@ -31,6 +31,7 @@ from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
 from splatcli import machine
+from splatcli.formats.quantisation import LOG_SCALE_RANGE
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.progress import report, track
 from splatcli.rasterizer.rendering import blend_weights
@@ -125,7 +126,7 @@ class _Mixture:
     @classmethod
     def of(cls, gaussians: Gaussians, masses: Floats | None) -> _Mixture:
         """Return the mixture of all Gaussians. masses: of contributions(); without them opacity x area."""
-        scales = gaussians.log_scales.double().exp().numpy()
+        scales = gaussians.log_scales.double().clamp(*LOG_SCALE_RANGE).exp().numpy()
         opacities = gaussians.logit_opacities.double().sigmoid().numpy()
         known = opacities * _areas(scales)
         if masses is not None:
@@ -165,7 +166,9 @@ class _Mixture:
         area = _areas(scales)
         covering = sum(self.opacities[rows] * _areas(self.scales[rows]) for rows in (first, second)) / area
         opacity = share * self.opacities[first] + (1 - share) * self.opacities[second]
-        kept = np.maximum(1.0, opacity / covering) ** KEPT_OPACITY * covering
+        # Two that are quite transparent cover nothing, and the one covers nothing, too.
+        more = np.maximum(1.0, opacity / np.maximum(covering, np.finfo(np.float64).tiny))
+        kept = more**KEPT_OPACITY * covering
         weight = share[:, None, None].astype(np.float32)
         changed = {
             "means": self.means[second] + share[:, None] * gap,

@@ -68,7 +68,9 @@ def encode_compressed_ply(gaussians: Gaussians, metadata: ExportMetadata) -> Enc
     chunks = np.concatenate([mean_range, scale_range, colour_range], axis=1).astype("<f4")
     shN_numbers = 3 * columns.shN.shape[1]
     harmonics = columns.shN.transpose(0, 2, 1).reshape(len(gaussians), shN_numbers)
-    bytes_ = np.clip(np.floor((harmonics / _SH_RANGE + 0.5) * 256.0), 0, 255).astype(np.uint8)
+    bytes_ = np.clip(np.floor((np.clip(harmonics, -_SH_RANGE, _SH_RANGE) / _SH_RANGE + 0.5) * 256.0), 0, 255).astype(
+        np.uint8
+    )
     notes = [
         f"clamped {found:,} {what} beyond {most:g}, the range of a compressed PLY"
         for what, values, most in (

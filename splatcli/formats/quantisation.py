@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from splatcli.gaussians import SH_C0
 
 #: exp() of more leaves float32; exp() of less is no normal float32.
-_LOG_SCALE_RANGE = (-87.0, 88.0)
+LOG_SCALE_RANGE = (-87.0, 88.0)
 #: A stored opacity of exactly 0 or 1 has no logit: it is moved this far, in steps of its quantisation; so little that
 #: it is rounded to the same step again.
 _INTO_STEP = 0.25
@@ -37,7 +37,7 @@ def unit_quats(quats: NDArray[np.floating]) -> Doubles:
 
 def scales_of(log_scales: NDArray[np.floating]) -> Doubles:
     """Return standard deviations, world units; all are normal float32 numbers."""
-    return np.exp(np.clip(log_scales.astype(np.float64), *_LOG_SCALE_RANGE))
+    return np.exp(np.clip(log_scales.astype(np.float64), *LOG_SCALE_RANGE))
 
 
 def log_scales_of(scales: NDArray[np.floating]) -> Doubles:

@@ -295,6 +295,8 @@ _FRACTIONAL_BITS = 12
 _LARGEST_POSITION = (1 << 23) - 1
 #: What the library of the format's makers reads at most, and programs that follow it.
 _MOST_READ = 10_000_000
+#: The mean of two log-scales that are larger may leave the range of float32.
+_HUGE = 1e38
 #: The largest step of positions, as a share of the usual Gaussian's largest standard deviation.
 _STEP_SHARE = 0.25
 #: Colours are stored as sh0 * 0.15 + 0.5, log-scales as 16 (s + 10), components of quaternions in steps of
@@ -419,7 +421,8 @@ def _fractional_bits(means: Floats, log_scales: Floats) -> int:
     wanted = _FRACTIONAL_BITS
     if len(log_scales):
         # Of sizes as they are stored, so that the same file is written again.
-        usual = math.floor(float(np.median(log_scales.max(axis=1))) * _SCALE_STEPS + 0.5) / _SCALE_STEPS
+        largest = np.clip(log_scales.max(axis=1), -_HUGE, _HUGE)
+        usual = math.floor(float(np.median(largest)) * _SCALE_STEPS + 0.5) / _SCALE_STEPS
         size = math.exp(min(0.0, max(-_SCALE_SHIFT, usual)))
         wanted = max(wanted, math.ceil(-math.log2(_STEP_SHARE * size)))
     for bits in range(wanted, -1, -1):
@@ -460,7 +463,7 @@ def _harmonics(shN: Floats, first: int, others: int) -> bytes:
     """Return [N, K, 3] as they lie: coefficient by coefficient, R G B together, in steps of degree 1 and of others."""
     steps = np.full((1, shN.shape[1], 1), others)
     steps[:, : SHN_COUNTS[1]] = first
-    fine = np.floor(shN * 128 + 0.5) + 128
+    fine = np.floor(np.clip(shN, -2.0, 2.0) * 128 + 0.5) + 128
     return _bytes(np.floor((fine + steps // 2) / steps) * steps)
 
 

@@ -30,6 +30,7 @@ from splatcli.checkpoint.foreign.imported import Columns, ImportedModel, check_f
 from splatcli.config import first_fault
 from splatcli.errors import ModelFileError, OutputError, VersionError, first_line
 from splatcli.formats.format import ExportMetadata, Format, file_size
+from splatcli.formats.quantisation import LOG_SCALE_RANGE
 from splatcli.formats.sog import STREAMED, import_sog, sog_files
 from splatcli.gaussians import Gaussians
 from splatcli.progress import track
@@ -123,8 +124,8 @@ class _Node:
 
     def include(self, gaussians: Gaussians) -> None:
         """Extend the bounds of a leaf to the Gaussians, each as large as one standard deviation."""
-        spans = rotation_matrices(gaussians.quats.double()) * gaussians.log_scales.double().exp()[:, None, :]
-        reach = spans.norm(dim=2)
+        scales = gaussians.log_scales.double().clamp(*LOG_SCALE_RANGE).exp()
+        reach = (rotation_matrices(gaussians.quats.double()) * scales[:, None, :]).norm(dim=2)
         means = gaussians.means.double()
         self.low = np.minimum(self.low, (means - reach).amin(dim=0).numpy())
         self.high = np.maximum(self.high, (means + reach).amax(dim=0).numpy())

@@ -90,8 +90,9 @@ def _fill(field: Any, columns: Columns[Floats], degree: int, vt: Any) -> None:
 
 def _extent(means: Doubles, scales: Doubles) -> Any:
     """Return [2, 3] float32: the corners of a box around what is drawn of every Gaussian, whatever its rotation."""
-    reach = _DRAWN * scales.max(axis=1, keepdims=True)
-    return np.stack([(means - reach).min(axis=0), (means + reach).max(axis=0)]).astype(np.float32)
+    reach, most = _DRAWN * scales.max(axis=1, keepdims=True), np.finfo(np.float32).max
+    corners = np.stack([(means - reach).min(axis=0), (means + reach).max(axis=0)])
+    return np.clip(corners, -most, most).astype(np.float32)
 
 
 def _library() -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import http.server
 import json
+import math
 import os
 import signal
 import subprocess
@@ -74,6 +75,17 @@ def read(path: Path) -> Gaussians:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_gaussians_of_endless_size_have_bounds(tmp_path: Path) -> None:
+    """JSON has no infinity."""
+    gaussians = scene(300, 0)
+    gaussians.log_scales[:3] = 1e4
+    write_ply_file(gaussians, tmp_path / "huge.ply")
+    assert run(["export", str(tmp_path / "huge.ply"), "-o", str(tmp_path / "a.lod"), "-q"]) == 0
+    bound = index_of(tmp_path / "a.lod")["tree"]["bound"]
+    assert all(map(math.isfinite, (*bound["min"], *bound["max"])))
+    assert len(read(tmp_path / "a.lod" / "lod-meta.json")) == 300
 
 
 @pytest.mark.usefixtures("small_parts")

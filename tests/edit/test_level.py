@@ -81,3 +81,15 @@ def test_a_rotation_between_two_directions_is_the_smallest(other: tuple[float, f
     assert np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-12)
     assert np.linalg.det(rotation) == pytest.approx(1)
     assert np.trace(rotation) == pytest.approx(1 + 2 * float(one @ other), abs=1e-9)
+
+
+@pytest.mark.parametrize(("mean", "log_scale"), [(1e30, -3.0), (3e38, -3.0), (0.5, 400.0), (0.5, -1e4)])
+def test_gaussians_at_the_ends_of_float32_have_a_plane_or_none(mean: float, log_scale: float) -> None:
+    """At one place so far away that their heights are one number, and of sizes whose squares leave float64."""
+    gaussians = scene(200, 0)
+    gaussians.means[:], gaussians.log_scales[:] = mean, log_scale
+    gaussians.log_scales[:, 0] -= 3.0
+    gaussians.quats[:] = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    up = up_of_gaussians(gaussians)
+    assert up is None or float(np.linalg.norm(up)) == pytest.approx(1.0)
+    assert (up is None) == (abs(log_scale) > 100), "one size, whatever the axes"

@@ -135,3 +135,23 @@ def test_what_no_camera_needs_goes_first() -> None:
     assert int((done.means[:, 2] > -50).sum()) >= 195
     before, after = render(both, view).image, render(done, view).image
     assert float(((before - after) ** 2).mean()) < 1e-3
+
+
+@pytest.mark.parametrize("log_scale", [400.0, 1e4, 3e38, -1e4])
+@pytest.mark.parametrize("rows", [slice(None), slice(0, 5)])
+def test_scales_beyond_float32_are_merged(log_scale: float, rows: slice) -> None:
+    """Of a run that has diverged; their squares leave float64, and their eigenvalues did not converge."""
+    gaussians = scene(200, 1)
+    gaussians.log_scales[rows] = log_scale
+    for count in (100, 1):
+        fewer = simplify(gaussians, count)
+        assert len(fewer) == count
+        assert all(bool(tensor.isfinite().all()) for _, tensor in fewer.items())
+
+
+def test_transparent_gaussians_merge_into_a_transparent_one() -> None:
+    gaussians = scene(20, 0)
+    gaussians.logit_opacities[:] = -1e4  # whose sigmoid is 0 in float64
+    fewer = simplify(gaussians, 3)
+    assert all(bool(tensor.isfinite().all()) for _, tensor in fewer.items())
+    assert bool((fewer.logit_opacities < -20).all())

@@ -264,3 +264,36 @@ def test_a_sog_whose_first_code_is_null_is_read(part: str, tmp_path: Path) -> No
         assert torch.equal(found, wanted)
     with pytest.raises(ModelFileError, match=rf"{part}\.codebook"):
         read(None, None)
+
+
+@pytest.mark.parametrize("name", [known.name for known in FORMATS if known.write is not None])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("log_scales", 3e38),
+        ("log_scales", 1000.0),
+        ("log_scales", -1000.0),
+        ("logit_opacities", 3e38),
+        ("logit_opacities", -3e38),
+        ("quats", 0.0),
+        ("sh0", -3e38),
+        ("shN", 3e38),
+    ],
+)
+def test_numbers_at_the_ends_of_float32_are_clamped(name: str, column: str, value: float, tmp_path: Path) -> None:
+    """Without a warning, which the command line would show, and so that the file is read again."""
+    if name == "spz4":
+        pytest.importorskip("zstandard", reason="SPZ version 4 needs splatcli[spz]")
+    if name == "usdz":
+        pytest.importorskip("pxr", reason="usd-core is not installed (splatcli[usd])")
+    known = next(known for known in FORMATS if known.name == name)
+    gaussians = scene(150, min(1, known.sh_degree))
+    getattr(gaussians, column)[:] = value
+    assert known.write is not None
+    path = tmp_path / f"a{known.suffix or '.spz'}"
+    path.write_bytes(known.write(gaussians, ExportMetadata()).payload)
+    again = import_model(path)
+    assert len(again) == 150
+    assert again.nonfinite() == []
+    if column == "logit_opacities":
+        assert bool(((again.columns.opacities > 0) == (value > 0)).all())

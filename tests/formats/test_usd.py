@@ -56,6 +56,20 @@ def test_the_stage_holds_the_gaussians(degree: int, tmp_path: Path) -> None:
     assert (high > expected.means.max(axis=0)).all()
 
 
+def test_the_extent_of_huge_gaussians_is_finite(tmp_path: Path) -> None:
+    pytest.importorskip("pxr", reason=NEEDS_USD)
+    from pxr import Usd, UsdVol
+
+    gaussians = scene(40, 0)
+    gaussians.log_scales[0] = 88.0
+    path = tmp_path / "a.usdz"
+    path.write_bytes(encode_usdz(gaussians, ExportMetadata()).payload)
+    stage = Usd.Stage.Open(str(path))
+    assert np.isfinite(
+        np.array(UsdVol.ParticleField3DGaussianSplat(stage.GetDefaultPrim()).GetExtentAttr().Get())
+    ).all()
+
+
 def test_without_the_library_the_remedy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
