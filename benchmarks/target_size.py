@@ -17,7 +17,7 @@ import torch
 
 import splatcli
 from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
-from splatcli.edit.fit_size import Fitted, fit_size
+from splatcli.edit.fit_size import Fitted, SizedFile, fit_size
 from splatcli.edit.simplify import contributions
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.registry import FORMATS, import_model
@@ -66,10 +66,11 @@ def measure(run: Path, sizes: list[str]) -> dict[str, object]:
         plain = replace(known[name], write_with_palette=None, coarser=())
         for size in sizes:
             target = int(str(parse_size(size, least=1000)))
+            best, simple = (SizedFile(kind, ExportMetadata(), target) for kind in (known[name], plain))
             variants = {
-                "chosen": fit_size(gaussians, target, known[name], ExportMetadata(), lambda: masses),
-                "merged": fit_size(gaussians, target, plain, ExportMetadata(), lambda: masses, keep_degree=True),
-                "degree 0": fit_size(flat, target, plain, ExportMetadata(), lambda: masses, keep_degree=True),
+                "chosen": fit_size(gaussians, best, lambda: masses),
+                "merged": fit_size(gaussians, simple, lambda: masses, keep_degree=True),
+                "degree 0": fit_size(flat, simple, lambda: masses, keep_degree=True),
             }
             found = {variant: described(fitted, known[name].suffix) for variant, fitted in variants.items()}
             rows.append({"format": name, "size": size, **found})

@@ -318,15 +318,15 @@ class _Export:
 
     def _fit(self, gaussians: Gaussians, metadata: ExportMetadata, chosen: Format) -> tuple[Encoded, Gaussians]:
         """Return a file of --target-size and the Gaussians in it, and print what was chosen."""
-        from splatcli.edit.fit_size import fit_size
+        from splatcli.edit.fit_size import SizedFile, fit_size
 
-        size, keep = self.args.target(), self.args.sh_degree is not None
-        fitted = fit_size(gaussians, size, chosen, metadata, lambda: self._contributions(gaussians), keep_degree=keep)
+        file, keep = SizedFile(chosen, metadata, self.args.target()), self.args.sh_degree is not None
+        fitted = fit_size(gaussians, file, lambda: self._contributions(gaussians), keep_degree=keep)
         made = fitted.gaussians
         palette = "" if fitted.entries is None else f", a palette of {fitted.entries:,} harmonics"
         self.out.message(
             f"target size: {len(made):,} of {len(gaussians):,} Gaussians, SH degree {made.sh_degree} of "
-            f"{gaussians.sh_degree}{palette}: {fitted.size:,} of {size:,} bytes"
+            f"{gaussians.sh_degree}{palette}: {fitted.size:,} of {file.most:,} bytes"
         )
         return fitted.encoded, made
 

@@ -46,42 +46,60 @@ class Fitted:
         return len(self.encoded.payload)
 
 
+@dataclass(frozen=True, slots=True)
+class SizedFile:
+    """A file to make: its format, the facts beside the Gaussians, and the bytes that it may take at most."""
+
+    format: Format
+    metadata: ExportMetadata
+    most: int
+
+    def encoded(self, gaussians: Gaussians, entries: int | None = None) -> Fitted:
+        """Return the file of some Gaussians, with a palette of so many entries where one is asked for and there is one.
+
+        gaussians: N > 0.
+        """
+        if entries is None or self.format.write_with_palette is None:
+            assert self.format.write is not None, "format_to_write() gives formats that are written"
+            return Fitted(self.format.write(gaussians, self.metadata), gaussians, None)
+        return Fitted(self.format.write_with_palette(gaussians, self.metadata, entries), gaussians, entries)
+
+
 def fit_size(
     gaussians: Gaussians,
-    target: int,
-    chosen: Format,
-    metadata: ExportMetadata,
+    file: SizedFile,
     masses: Callable[[], NDArray[np.float64] | None],
     *,
     keep_degree: bool = False,
 ) -> Fitted:
-    """Return a file of at most ``target`` bytes, and of at least ENOUGH of them where the whole model takes more.
+    """Return a file of at most ``file.most`` bytes, and of at least ENOUGH of them where the whole model takes more.
 
     gaussians: on the CPU, N > 0. masses: returns what simplify_in_steps() takes, and is called where it is needed.
-    keep_degree: the SH degree stays. Raises UsageError where one Gaussian takes more than ``target``.
+    keep_degree: the SH degree stays. Raises UsageError where one Gaussian takes more than that.
     """
-    search = _Search(gaussians, chosen, metadata, target)
-    whole = search.made(gaussians, None)
-    if whole.size <= target:
+    search = _Search(gaussians, file)
+    whole = file.encoded(gaussians)
+    if whole.size <= file.most:
         return whole
-    one = search.made(gaussians.map(lambda tensor: tensor[:1]), None)
-    if one.size > target:
+    one = file.encoded(gaussians.map(lambda tensor: tensor[:1]))
+    if one.size > file.most:
         raise UsageError(
-            f"{chosen.title} takes {one.size:,} bytes with a single Gaussian, {target:,} are asked for",
+            f"{file.format.title} takes {one.size:,} bytes with a single Gaussian, {file.most:,} are asked for",
             where="--target-size",
             remedy=f"--target-size {-(-whole.size // 1000)}kB holds the whole model; or name another format",
         )
     if search.has_palette:
-        small = search.made(gaussians, _entries(len(gaussians)))
-        if small.size <= target:
+        small = file.encoded(gaussians, _entries(len(gaussians)))
+        if small.size <= file.most:
             return search.between(small, whole, lambda fitted: fitted.entries or len(gaussians), search.with_entries)
         whole = small
-    elif chosen.coarser and gaussians.sh_degree:
-        for write in chosen.coarser:
-            whole = Fitted(write(gaussians, metadata), gaussians, None)
-            if whole.size <= target:
+    elif file.format.coarser and gaussians.sh_degree:
+        for write in file.format.coarser:
+            coarse = replace(file, format=replace(file.format, write=write))
+            whole = coarse.encoded(gaussians)
+            if whole.size <= file.most:
                 return whole
-        search = replace(search, format=replace(chosen, write=chosen.coarser[-1]))
+        search = replace(search, file=coarse)
     elif not keep_degree:
         while (lower := search.degree_below(whole)) is not None:
             whole = lower
@@ -95,39 +113,30 @@ def _entries(count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Attempts at a file of ``target`` bytes."""
+    """Attempts at a file of some Gaussians."""
 
     gaussians: Gaussians
-    format: Format
-    metadata: ExportMetadata
-    target: int
+    file: SizedFile
 
     @property
     def has_palette(self) -> bool:
-        return self.format.write_with_palette is not None and self.gaussians.sh_degree > 0
-
-    def made(self, gaussians: Gaussians, entries: int | None) -> Fitted:
-        """Return the file of some Gaussians."""
-        assert self.format.write is not None
-        if entries is None or self.format.write_with_palette is None:
-            return Fitted(self.format.write(gaussians, self.metadata), gaussians, None)
-        return Fitted(self.format.write_with_palette(gaussians, self.metadata, entries), gaussians, entries)
+        return self.file.format.write_with_palette is not None and self.gaussians.sh_degree > 0
 
     def with_entries(self, entries: int) -> Fitted:
         """Return the file of all Gaussians with a palette of so many entries."""
-        return self.made(self.gaussians, entries)
+        return self.file.encoded(self.gaussians, entries)
 
     def merged(self, merging: _Merging, count: int) -> Fitted:
         """Return the file of so many Gaussians."""
-        return self.made(merging.to(count), _entries(count) if self.has_palette else None)
+        return self.file.encoded(merging.to(count), _entries(count) if self.has_palette else None)
 
     def degree_below(self, whole: Fitted) -> Fitted | None:
         """Return the file with one SH degree less; None where it is better to merge Gaussians."""
-        degree = whole.gaussians.sh_degree
-        if not degree or self.target >= LEAST_SHARE * whole.size:
+        degree, most = whole.gaussians.sh_degree, self.file.most
+        if not degree or most >= LEAST_SHARE * whole.size:
             return None
-        lower = self.made(select(whole.gaussians, sh_degree=degree - 1)[0], None)
-        return lower if self.target < lower.size <= WORTHWHILE * whole.size else None
+        lower = self.file.encoded(select(whole.gaussians, sh_degree=degree - 1)[0])
+        return lower if most < lower.size <= WORTHWHILE * whole.size else None
 
     def between(
         self, fits: Fitted, large: Fitted, measure: Callable[[Fitted], int], make: Callable[[int], Fitted]
@@ -137,14 +146,15 @@ class _Search:
         Sizes are taken as linear in between. From above they come down to the target in few steps, so that Gaussians
         merged for one attempt serve the next one.
         """
+        most = self.file.most
         for attempt in range(ATTEMPTS):
             low, high = measure(fits), measure(large)
-            if fits.size >= ENOUGH * self.target or high - low < 2:
+            if fits.size >= ENOUGH * most or high - low < 2:
                 break
-            share = (AIM * self.target - fits.size) / (large.size - fits.size)
+            share = (AIM * most - fits.size) / (large.size - fits.size)
             share = share if attempt < ATTEMPTS // 2 else 0.5
             found = make(min(max(low + 1, round(low + share * (high - low))), high - 1))
-            fits, large = (found, large) if found.size <= self.target else (fits, found)
+            fits, large = (found, large) if found.size <= most else (fits, found)
         return fits
 
 
