@@ -375,69 +375,122 @@ def apply_operations(
     values that the reader has dropped already, for the first KeepFinite.
     Raises UsageError when no Gaussian is left or a value leaves the range of float32.
     """
-    effects = []
-    gaussians, rows, cameras, photos = model.gaussians, model.rows, model.cameras, model.photos
-    gone = None if model.dropped is None else [*model.dropped]
-    total = pending = Similarity()
-    for one in operations:
+    edit = _Edit(model, nonfinite)
+    effects = [edit.apply(one) for one in operations]
+    return edit.result(), effects
+
+
+class _Edit:
+    """A model while operations are applied to it.
+
+    Gaussians and those that are dropped are moved by all transforms but the last ones, which are pending; cameras, up
+    and metadata stay in the model's first coordinates until result().
+    """
+
+    def __init__(self, model: EditedModel, nonfinite: int) -> None:
+        """nonfinite: as of apply_operations()."""
+        self._before = model
+        self._gaussians, self._rows = model.gaussians, model.rows
+        self._dropped = None if model.dropped is None else [*model.dropped]
+        self._nonfinite = nonfinite
+        self._done = self._pending = Similarity()
+
+    def apply(self, one: Operation) -> Effect:
+        """Apply an operation and return its effect. Raises UsageError."""
         if isinstance(one, Move):
-            pending = one.similarity.after(pending)
-            effects.append(Effect(one.label, len(gaussians), len(gaussians), "changed"))
-            continue
-        gaussians, total = _moved(gaussians, pending), pending.after(total)
-        gone, pending = _all_moved(gone, pending), Similarity()
+            self._pending = one.similarity.after(self._pending)
+            return self._changed(one)
+        self._move()
         if isinstance(one, Level):
-            pending = _levelled(gaussians, cameras, model.up, total, one)
-            turned = 0 if np.array_equal(pending.rotation, np.eye(3)) else len(gaussians)
-            effects.append(Effect(one.label, turned, len(gaussians), "changed"))
-        elif isinstance(one, AlignTo):
-            pending, detail = _aligned(gaussians, [move_camera(camera, total) for camera in cameras], one)
-            effects.append(Effect(one.label, len(gaussians), len(gaussians), "changed", detail))
-        elif isinstance(one, Keep | Clean):
-            if isinstance(one, Keep):
-                stay, detail = one.keeps(gaussians), ""
-            else:
-                now = [move_camera(camera, total) for camera in cameras]
-                found = floaters(gaussians, one.level, now, photos, antialiased=model.metadata.antialiased)
-                stay, detail = ~found, _evidence(one, cameras, photos)
-            gaussians, others = _split(gaussians, stay, one)
-            rows, count = None if rows is None else rows[stay], len(others)
-            if isinstance(one, KeepFinite):
-                count, nonfinite = count + nonfinite, 0
-            elif gone is not None:
-                gone.append(others)
-            effects.append(Effect(one.label, count, len(gaussians), "dropped", detail))
-        elif isinstance(one, LimitDegree):
-            touched = len(gaussians) if one.degree < gaussians.sh_degree else 0
-            if touched:
-                shN = gaussians.shN[:, : SHN_COUNTS[one.degree]].clone()
-                gaussians = replace(gaussians, shN=shN)
-            effects.append(Effect(one.label, touched, len(gaussians), "changed"))
-        elif isinstance(one, Simplify):
-            before, count = len(gaussians), one.count(len(gaussians))
-            if count < before:
-                now = [move_camera(camera, total) for camera in cameras]
-                gaussians = simplify(gaussians, count, now, antialiased=model.metadata.antialiased)
-                rows = None
-            effects.append(Effect(one.label, before - count, count, "merged"))
-        else:
-            order = torch.from_numpy(morton_order(gaussians.means.numpy()))
-            touched = int((order != torch.arange(len(order))).sum())
-            if touched:
-                gaussians = gaussians.map(lambda tensor, order=order: tensor[order])  # type: ignore[misc]
-                rows = None if rows is None else rows[order]
-            effects.append(Effect(one.label, touched, len(gaussians), "changed"))
-    gone, total = _all_moved(gone, pending), pending.after(total)
-    edited = replace(
-        model,
-        gaussians=_moved(gaussians, pending),
-        metadata=move_metadata(model.metadata, total),
-        cameras=[move_camera(camera, total) for camera in cameras],
-        up=None if model.up is None else total.rotation @ model.up,
-        rows=rows,
-        dropped=gone,
-    )
-    return edited, effects
+            self._pending = _levelled(self._gaussians, self._before.cameras, self._before.up, self._done, one)
+            return self._changed(one, None if self._pending.turns else 0)
+        if isinstance(one, AlignTo):
+            self._pending, detail = _aligned(self._gaussians, self._cameras(), one)
+            return self._changed(one, detail=detail)
+        if isinstance(one, Keep):
+            return self._keep(one)
+        if isinstance(one, Clean):
+            return self._clean(one)
+        if isinstance(one, LimitDegree):
+            return self._limit_degree(one)
+        return self._simplify(one) if isinstance(one, Simplify) else self._reorder(one)
+
+    def result(self) -> EditedModel:
+        """Return the model after the operations."""
+        self._move()
+        before, done = self._before, self._done
+        return replace(
+            before,
+            gaussians=self._gaussians,
+            metadata=move_metadata(before.metadata, done),
+            cameras=self._cameras(),
+            up=None if before.up is None else done.rotation @ before.up,
+            rows=self._rows,
+            dropped=self._dropped,
+        )
+
+    def _move(self) -> None:
+        """Move the Gaussians by the pending transforms."""
+        self._gaussians, self._done = _moved(self._gaussians, self._pending), self._pending.after(self._done)
+        if self._dropped is not None:
+            self._dropped = [move_gaussians(part, self._pending) for part in self._dropped]
+        self._pending = Similarity()
+
+    def _cameras(self) -> list[Camera]:
+        """Return the cameras in the coordinates of the Gaussians."""
+        return [move_camera(camera, self._done) for camera in self._before.cameras]
+
+    def _changed(self, one: Operation, touched: int | None = None, detail: str = "") -> Effect:
+        """Return the effect of an operation that drops none. touched: None for all."""
+        count = len(self._gaussians)
+        return Effect(one.label, count if touched is None else touched, count, "changed", detail)
+
+    def _keep(self, one: Keep) -> Effect:
+        others = self._drop(one.keeps(self._gaussians), one)
+        count = len(others)
+        if isinstance(one, KeepFinite):
+            count, self._nonfinite = count + self._nonfinite, 0
+        elif self._dropped is not None:
+            self._dropped.append(others)
+        return Effect(one.label, count, len(self._gaussians), "dropped")
+
+    def _clean(self, one: Clean) -> Effect:
+        photos, antialiased = self._before.photos, self._before.metadata.antialiased
+        found = floaters(self._gaussians, one.level, self._cameras(), photos, antialiased=antialiased)
+        others = self._drop(~found, one)
+        if self._dropped is not None:
+            self._dropped.append(others)
+        detail = _evidence(one, self._before.cameras, photos)
+        return Effect(one.label, len(others), len(self._gaussians), "dropped", detail)
+
+    def _drop(self, stay: Tensor, one: Keep | Clean) -> Gaussians:
+        """Leave out all Gaussians but those of ``stay`` [N] bool, and return them."""
+        self._gaussians, others = _split(self._gaussians, stay, one)
+        self._rows = None if self._rows is None else self._rows[stay]
+        return others
+
+    def _limit_degree(self, one: LimitDegree) -> Effect:
+        if one.degree >= self._gaussians.sh_degree:
+            return self._changed(one, 0)
+        self._gaussians = replace(self._gaussians, shN=self._gaussians.shN[:, : SHN_COUNTS[one.degree]].clone())
+        return self._changed(one)
+
+    def _simplify(self, one: Simplify) -> Effect:
+        before = len(self._gaussians)
+        count = one.count(before)
+        if count < before:
+            antialiased = self._before.metadata.antialiased
+            self._gaussians = simplify(self._gaussians, count, self._cameras(), antialiased=antialiased)
+            self._rows = None
+        return Effect(one.label, before - count, count, "merged")
+
+    def _reorder(self, one: Reorder) -> Effect:
+        order = torch.from_numpy(morton_order(self._gaussians.means.numpy()))
+        touched = int((order != torch.arange(len(order))).sum())
+        if touched:
+            self._gaussians = self._gaussians.map(lambda tensor: tensor[order])
+            self._rows = None if self._rows is None else self._rows[order]
+        return self._changed(one, touched)
 
 
 def _evidence(one: Clean, cameras: Sequence[Camera], photos: Photos | None) -> str:
@@ -517,10 +570,6 @@ def _moved(gaussians: Gaussians, similarity: Similarity) -> Gaussians:
             remedy="choose a smaller shift or factor",
         )
     return done
-
-
-def _all_moved(dropped: list[Gaussians] | None, similarity: Similarity) -> list[Gaussians] | None:
-    return None if dropped is None else [move_gaussians(part, similarity) for part in dropped]
 
 
 def _split(gaussians: Gaussians, stay: Tensor, one: Keep | Clean) -> tuple[Gaussians, Gaussians]:
