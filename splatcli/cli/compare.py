@@ -223,7 +223,8 @@ def _views(
 ) -> tuple[Views, Scene | None]:
     """Return the views, and their scene where that is not the one of the owner's run. Raises UsageError."""
     from splatcli.cli.model_views import refuse_for_views, views_of
-    from splatcli.render.outside import PLY_UP, views_from_outside
+    from splatcli.formats.transform import PLY_UP
+    from splatcli.render.outside import views_from_outside
     from splatcli.render.selection import PATHS, PathOptions, Views
 
     frames = args.frames or _FRAMES

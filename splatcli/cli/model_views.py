@@ -75,7 +75,8 @@ def views_of(
 
 def _path_around(model: Model, name: str, path_options: PathOptions, camera_file: Path) -> Views:
     """Return a path around a model without cameras. camera_file: where there may be some, for the note."""
-    from splatcli.render.outside import ABOVE, PLY_UP, views_from_outside
+    from splatcli.formats.transform import PLY_UP
+    from splatcli.render.outside import ABOVE, views_from_outside
     from splatcli.render.selection import KnownCameras, select_views
 
     around = views_from_outside(model.gaussians, PLY_UP, _AROUND)

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from splatcli.edit.level import up_of_cameras
 from splatcli.edit.operations import EditedModel, merged
+from splatcli.formats.transform import PLY_UP
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.rasterizer.rendering import Render, render
 from splatcli.render.images import side_by_side, to_uint8
-from splatcli.render.outside import PLY_UP, views_from_outside
+from splatcli.render.outside import views_from_outside
 from splatcli.scene.camera import Camera
 
 #: Pixels of a view's longer side; of those that are compared by how much of the dropped they show, and how many.

@@ -32,6 +32,7 @@ from splatcli.formats.compressed_ply import import_compressed_ply, is_compressed
 from splatcli.formats.format import HEAD_BYTES, Encoded, ExportMetadata, Format, file_size
 from splatcli.formats.ply import import_ply, is_ply
 from splatcli.formats.sog import encode_sog, read_bundle
+from splatcli.formats.transform import PLY_UP
 from splatcli.gaussians import Gaussians
 from splatcli.scene.camera import Camera
 
@@ -66,8 +67,6 @@ _FIELD_OF_VIEW = 60.0
 _LEAST_FIELD, _LARGEST_FIELD = 10.0, 120.0
 #: Stray Gaussians far from all others are not what a first view is for.
 _MOST = (0.02, 0.98)
-#: Where up is in a PLY of which nothing is known.
-_UP = np.array([0.0, -1.0, 0.0])
 
 Doubles = NDArray[np.float64]
 
@@ -99,7 +98,7 @@ def viewer_page(
 
     name: a file's name, from whose suffix the viewer knows the format. gaussians: the scene, for where to look from.
     """
-    turn = to_viewer(_UP if metadata.up is None else metadata.up)
+    turn = to_viewer(PLY_UP if metadata.up is None else metadata.up)
     rotation = ", ".join(map(repr, scipy.spatial.transform.Rotation.from_matrix(turn).as_quat().tolist()))  # x, y, z, w
     settings = {
         "contentUrl": content,

@@ -21,6 +21,8 @@ from splatcli.formats.quantisation import Doubles
 from splatcli.gaussians import SHN_COUNTS
 from splatcli.sh import sh_basis
 
+#: Up in the world of a PLY of which nothing is known.
+PLY_UP = np.array([0.0, -1.0, 0.0])
 #: How far a matrix may be from a rotation and one scale for all axes.
 _EVEN = 1e-5
 #: Directions in which harmonics are compared to find how they mix; far more than a band has.

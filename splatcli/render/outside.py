@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from splatcli.formats.transform import PLY_UP
 from splatcli.gaussians import Gaussians
 from splatcli.render.camera_paths import look_at
 from splatcli.scene.camera import NEAR, Camera
 
-#: Up in a PLY of which nothing is known.
-PLY_UP = np.array([0.0, -1.0, 0.0])
 #: Half the field of view of all in radians, and how many degrees those on a circle stand above the horizon.
 _HALF_FIELD, ABOVE = math.radians(45.0) / 2, 30.0
 #: Pixels of the sides, on a circle and from all sides.

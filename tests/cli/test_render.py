@@ -15,8 +15,9 @@ import pytest
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli.commands import run
 from splatcli.cli.model import load_model
+from splatcli.formats.transform import PLY_UP
 from splatcli.render.camera_files import cameras_json, read_camera_file
-from splatcli.render.outside import PLY_UP, views_from_outside
+from splatcli.render.outside import views_from_outside
 from tests.cli.tiny import HEIGHT, QUICK, VIEWS, WIDTH, write_scene
 from tests.running import Done, Splat
 

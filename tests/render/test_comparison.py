@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from splatcli.formats.transform import PLY_UP
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.rendering import render
 from splatcli.render.comparison import FIGURES, ViewFigures, ViewImages, choose, mean_figures, own_cameras, score
 from splatcli.render.comparison_page import PageView, comparison_page
-from splatcli.render.outside import PLY_UP, views_from_all_sides, views_from_outside
+from splatcli.render.outside import views_from_all_sides, views_from_outside
 from splatcli.scene.camera import Camera
 from tests.browser import look_at
 from tests.native.cases import NEEDS_COMPILER
