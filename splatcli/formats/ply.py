@@ -401,16 +401,7 @@ def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
         "sh0": _SH0,
         "shN": _rest_names(shN_numbers),
     }
-    columns: dict[str, NDArray[np.float32]]
-    columns = {column: np.empty((vertex.count, len(part)), np.float32) for column, part in names.items()}
-    task, off = f"reading {path.name}", 0.0
-    report(task, 0, vertex.count)
-    for start in range(0, vertex.count, _READ_ROWS):
-        piece = slice(start, min(start + _READ_ROWS, vertex.count))
-        for column, part in names.items():
-            columns[column][piece] = _float32(rows[piece], part, vertex)
-        off = max(off, _rounding(rows[piece], vertex, columns["means"][piece]))
-        report(task, piece.stop, vertex.count)
+    columns, off = _columns(rows, names, vertex, path)
     if vertex.count > 1 and off > 0 and off > _COARSE * _extent(columns["means"]):
         notes.append(
             f"positions are rounded by up to {off:.2g} units to float32: subtract an offset from them in the program "
@@ -435,6 +426,25 @@ def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
         antialiased=antialiased,
         notes=notes,
     )
+
+
+def _columns(
+    rows: NDArray[Any], names: dict[str, list[str]], vertex: PlyElement, path: Path
+) -> tuple[dict[str, Floats], float]:
+    """Return (for each of ``names`` its properties [N, P], by how much float32 rounds positions at most).
+
+    rows: of binary_rows() or _ascii_rows(). path: of messages.
+    """
+    columns = {column: np.empty((vertex.count, len(part)), np.float32) for column, part in names.items()}
+    task, off = f"reading {path.name}", 0.0
+    report(task, 0, vertex.count)
+    for start in range(0, vertex.count, _READ_ROWS):
+        piece = slice(start, min(start + _READ_ROWS, vertex.count))
+        for column, part in names.items():
+            columns[column][piece] = _float32(rows[piece], part, vertex)
+        off = max(off, _rounding(rows[piece], vertex, columns["means"][piece]))
+        report(task, piece.stop, vertex.count)
+    return columns, off
 
 
 def _vertex_of(header: PlyHeader, path: Path) -> PlyElement:
