@@ -44,6 +44,7 @@ def views_of(
     model: None before it is loaded; only a checkpoint of splat has cameras. orbit and ellipse go around one without.
     size: of the images, for a camera file that has none.
     """
+    from splatcli.cli.model import refuse_empty
     from splatcli.config import DataConfig
     from splatcli.render.camera_files import read_cameras
     from splatcli.render.images import median_distance
@@ -64,7 +65,8 @@ def views_of(
     if data is None or views.lower().endswith(".json"):
         beside = None if model is None else camera_file_beside(model.path)
         known = KnownCameras() if beside is None else KnownCameras(camera_file=beside)
-        if model is not None and len(model.gaussians) and views in AROUND:
+        if model is not None and views in AROUND:
+            refuse_empty(model, " to go around")
             return _path_around(model, views, path_options, known.camera_file), None
         return select_views(views, known, path_options, size=size), None
     scene = read_scene(data, DataConfig())

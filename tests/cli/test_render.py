@@ -15,10 +15,12 @@ import pytest
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli.commands import run
 from splatcli.cli.model import load_model
+from splatcli.formats.ply import write_ply_file
 from splatcli.formats.transform import PLY_UP
 from splatcli.render.camera_files import cameras_json, read_camera_file
 from splatcli.render.outside import views_from_outside
 from tests.cli.tiny import HEIGHT, QUICK, VIEWS, WIDTH, write_scene
+from tests.formats.made import scene
 from tests.running import Done, Splat
 
 Shell = Callable[..., Done]
@@ -85,6 +87,13 @@ class TestPaths:
         done = splat("render", finished_run, "--views", "spiral")
         assert done.code == 2
         assert "--views orbit" in done.err
+
+    def test_a_path_goes_around_no_empty_model(self, splat: Splat, tmp_path: Path) -> None:
+        """The remedy named orbit, which was asked for."""
+        write_ply_file(scene(0), tmp_path / "empty.ply")
+        done = splat("render", tmp_path / "empty.ply", "--views", "orbit", "-o", tmp_path / "out")
+        assert done.code == 2
+        assert "the model has no Gaussians to go around" in done.err
 
     def test_a_ply_flies_with_cameras_or_a_scene_as_the_run_does(
         self, splat: Splat, finished_run: Path, exported_ply: Path, tiny_scene: Path, tmp_path: Path
