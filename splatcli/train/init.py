@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import scipy
@@ -18,9 +19,9 @@ from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import SH_C0, SHN_COUNTS, Gaussians
 from splatcli.reproducible import log, logit_of
 from splatcli.scene.camera import focus_point
-from splatcli.scene.points import morton_order
+from splatcli.scene.points import PointCloud, morton_order
 from splatcli.scene.scene import Scene
-from splatcli.sizes import counted
+from splatcli.sizes import counted, evenly
 from splatcli.train.sky import sky_points
 from splatcli.train.visual_hull import hull_points, shows_silhouettes
 
@@ -29,25 +30,6 @@ PER_PIXEL = 0.5
 
 #: This many views show about one side of a scene. More views show more of it and overlap: the cap grows by the root.
 VIEWS = 40
-
-
-def auto_cap(scene: Scene, start: int) -> int:
-    """Return the cap of a run on ``scene``, rounded to two digits; at least ``start``, the initial count."""
-    cameras = [scene.cameras[i] for i in scene.train]
-    pixels = sum(camera.width * camera.height for camera in cameras) / len(cameras)
-    cap = PER_PIXEL * pixels * math.sqrt(max(1.0, len(cameras) / VIEWS))
-    grain: int = 10 ** max(0, int(math.log10(max(1.0, cap))) - 1)
-    return max(start, grain, grain * math.floor(cap / grain + 0.5))
-
-
-def resolve_cap(config: Config, scene: Scene, start: int) -> tuple[Config, list[str]]:
-    """Return the settings with a number in place of "auto", and a note about it for the user."""
-    if config.strategy.cap_max != "auto":
-        return config, []
-    cap = auto_cap(scene, start)
-    note = f"growth stops at {cap:,} Gaussians, from the size and number of images; --cap-max sets another number"
-    return resolve(config, auto_cap=cap), [note]
-
 
 #: Least mean squared distance to neighbours (INRIA), so that no scale starts at log(0).
 MIN_SQUARED_DISTANCE = 1e-7
@@ -76,6 +58,41 @@ RANDOM_HALF_EDGE = 3.0
 BLENDER_DISTANCE, OTHER_SIZE = 4.03, 2.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StartPoints:
+    """The points that a run starts from: positions [P, 3] in world units, and colours [P, 3] in 0..1."""
+
+    xyz: NDArray[np.float32]
+    rgb: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.xyz)
+
+    def __getitem__(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> StartPoints:
+        return StartPoints(self.xyz[rows], self.rgb[rows])
+
+    def __add__(self, other: StartPoints) -> StartPoints:
+        return StartPoints(np.concatenate([self.xyz, other.xyz]), np.concatenate([self.rgb, other.rgb]))
+
+
+def auto_cap(scene: Scene, start: int) -> int:
+    """Return the cap of a run on ``scene``, rounded to two digits; at least ``start``, the initial count."""
+    cameras = [scene.cameras[i] for i in scene.train]
+    pixels = sum(camera.width * camera.height for camera in cameras) / len(cameras)
+    cap = PER_PIXEL * pixels * math.sqrt(max(1.0, len(cameras) / VIEWS))
+    grain: int = 10 ** max(0, int(math.log10(max(1.0, cap))) - 1)
+    return max(start, grain, grain * math.floor(cap / grain + 0.5))
+
+
+def resolve_cap(config: Config, scene: Scene, start: int) -> tuple[Config, list[str]]:
+    """Return the settings with a number in place of "auto", and a note about it for the user."""
+    if config.strategy.cap_max != "auto":
+        return config, []
+    cap = auto_cap(scene, start)
+    note = f"growth stops at {cap:,} Gaussians, from the size and number of images; --cap-max sets another number"
+    return resolve(config, auto_cap=cap), [note]
+
+
 def resolve_init(config: Config, scene: Scene) -> str:
     """Return the init for ``scene``: without points it is a visual hull, or random points."""
     if config.model.init != SFM or (scene.points is not None and len(scene.points.xyz)):
@@ -97,26 +114,13 @@ def initial_gaussians(
     if config.model.init not in NAMED_STARTS:
         raise ValueError(f"the caller has to read {config.model.init!r}")
 
-    notes: list[str] = []
-    cap = config.max_gaussians()
-    left_out: list[str] = []
-    points = _sfm_points(scene, notes, left_out) if config.model.init == SFM else None
+    points, notes = _scene_points(config, scene) if config.model.init == SFM else (None, [])
     if points is None:
-        xyz, rgb = _new_points(config, scene, generator, notes)
-    else:
-        xyz, rgb = points
-        limit = auto_cap(scene, 0) if config.strategy.cap_max == "auto" else cap
-        if limit is not None and len(xyz) > max(MIN_POINTS, START_SHARE * limit):
-            rows = thinned(xyz, max(MIN_POINTS, int(START_SHARE * limit)))
-            left_out.append(
-                f"{len(xyz) - len(rows):,} thinned out, for densification under the cap of {limit:,} Gaussians"
-            )
-            xyz, rgb = xyz[rows], rgb[rows]
-        notes += _use_of_points(scene, len(xyz), left_out)
-        xyz, rgb = _with_sky(config, scene, xyz, rgb, limit, notes)
+        points, more = _new_points(config, scene, generator)
+        notes = notes + more
     # What a view reaches then lies together in memory, and stays so: new rows are put beside their sources.
-    order = morton_order(xyz)
-    return gaussians_from_points(xyz[order], rgb[order], config), notes
+    points = points[morton_order(points.xyz)]
+    return gaussians_from_points(points.xyz, points.rgb, config), notes
 
 
 def gaussians_from_points(xyz: NDArray[np.float32], rgb: NDArray[np.float32], config: Config) -> Gaussians:
@@ -191,25 +195,42 @@ def thinned(xyz: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     return rows
 
 
-def _use_of_points(scene: Scene, used: int, left_out: list[str]) -> list[str]:
-    """Return a note of how many points of the scene are used, where some are not; left_out: which."""
-    if scene.points is None or not left_out:
-        return []
-    total = len(scene.points.xyz)
-    return [f"{used:,} of {counted(total, 'point')} {'is' if used == 1 else 'are'} used: {', '.join(left_out)}"]
+def _growth_cap(config: Config, scene: Scene) -> int | None:
+    """Return the number of Gaussians that a run on ``scene`` may grow to; None without a limit."""
+    caps = [config.max_gaussians(), auto_cap(scene, 0) if config.strategy.cap_max == "auto" else None]
+    return min((cap for cap in caps if cap is not None), default=None)
 
 
-def _sfm_points(
-    scene: Scene, notes: list[str], left_out: list[str]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-    """Return distinct points of the scene in file order and their colours in 0..1; None when there are too few.
-
-    left_out: gets which points are not among them.
-    """
+def _scene_points(config: Config, scene: Scene) -> tuple[StartPoints | None, list[str]]:
+    """Return the points of the scene to start from, with those of its sky, and notes; None where there are too few."""
     if scene.points is None or len(scene.points.xyz) == 0:
-        notes.append("the scene has no points")
-        return None
-    xyz, rgb = scene.points.xyz, scene.points.rgb
+        return None, ["the scene has no points"]
+    points, left_out = _usable_points(scene, scene.points)
+    if len(points) < MIN_POINTS:
+        few = f"the scene has only {counted(len(points), 'usable point')}"
+        return None, [*_use_of_points(scene.points, len(points), left_out), few]
+    cap = _growth_cap(config, scene)
+    start = len(points) if cap is None else min(cap, max(MIN_POINTS, int(START_SHARE * cap)))
+    if len(points) > start:
+        thinner = f"{len(points) - start:,} thinned out, for densification under the cap of {cap:,} Gaussians"
+        points, left_out = points[thinned(points.xyz, start)], [*left_out, thinner]
+    notes = _use_of_points(scene.points, len(points), left_out)
+    sky = _sky(config, scene, points.xyz, cap)
+    if len(sky):
+        notes.append(f"added {counted(len(sky), 'point')} far away, for the sky and far background")
+    return points + sky, notes
+
+
+def _use_of_points(cloud: PointCloud, used: int, left_out: list[str]) -> list[str]:
+    """Return a note of how many points of the scene are used, where some are not; left_out: which."""
+    if not left_out:
+        return []
+    return [f"{used:,} of {counted(len(cloud), 'point')} {'is' if used == 1 else 'are'} used: {', '.join(left_out)}"]
+
+
+def _usable_points(scene: Scene, cloud: PointCloud) -> tuple[StartPoints, list[str]]:
+    """Return the distinct points of ``cloud`` that are not at a camera, in file order, and which ones are left out."""
+    xyz, left_out = cloud.xyz, []
     broken = ~np.isfinite(xyz).all(axis=1)
     if broken.any():
         raise SceneError(
@@ -217,43 +238,32 @@ def _sfm_points(
             where=scene.root,
             remedy="repair the reconstruction, or start with --init random",
         )
-    first = distinct_rows(xyz)
-    if len(first) < len(xyz):
-        left_out.append(counted(len(xyz) - len(first), "repeats another", "repeat others"))
-    xyz, rgb = xyz[first], rgb[first]
-
+    rows = distinct_rows(xyz)
+    if len(rows) < len(xyz):
+        left_out.append(counted(len(xyz) - len(rows), "repeats another", "repeat others"))
     centers = np.stack([scene.cameras[i].center for i in scene.train])
-    to_camera, _ = scipy.spatial.cKDTree(centers).query(xyz.astype(np.float64))
+    to_camera, _ = scipy.spatial.cKDTree(centers).query(xyz[rows].astype(np.float64))
     clear = to_camera >= MIN_CAMERA_DISTANCE * scene.extent
     if not clear.all():
         left_out.append(f"{int((~clear).sum()):,} at a camera's centre")
-        xyz, rgb = xyz[clear], rgb[clear]
-    if len(xyz) < MIN_POINTS:
-        notes += _use_of_points(scene, len(xyz), left_out)
-        notes.append(f"the scene has only {counted(len(xyz), 'usable point')}")
-        return None
-    return xyz, rgb.astype(np.float32) / 255.0
+        rows = rows[clear]
+    return StartPoints(xyz[rows], cloud.rgb[rows].astype(np.float32) / 255.0), left_out
 
 
-def _with_sky(
-    config: Config,
-    scene: Scene,
-    xyz: NDArray[np.float32],
-    rgb: NDArray[np.float32],
-    limit: int | None,
-    notes: list[str],
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return points and colours with those of the sky, see sky.py. limit: of the Gaussians, or None."""
+def _sky(config: Config, scene: Scene, xyz: NDArray[np.float32], cap: int | None) -> StartPoints:
+    """Return the points of sky and far background, see sky.py; with ``xyz`` [P, 3] they are no more than a given cap.
+
+    cap: the number of Gaussians that the run may grow to, or None.
+    """
     directions = config.model.sky_points
     if directions is None:
-        directions = SKY_DIRECTIONS if limit is None else min(SKY_DIRECTIONS, int(SKY_SHARE * limit))
-    # The points of blocks are those of their own region.
-    if directions < 1 or config.data.blocks is not None:
-        return xyz, rgb
-    sky, colours = sky_points(scene, xyz, directions)
-    if len(sky):
-        notes.append(f"added {counted(len(sky), 'point')} far away, for the sky and far background")
-    return np.concatenate([xyz, sky]), np.concatenate([rgb, colours])
+        directions = SKY_DIRECTIONS if cap is None else min(SKY_DIRECTIONS, int(SKY_SHARE * cap))
+    if config.data.blocks is not None:
+        directions = 0  # the points of blocks are those of their own region
+    sky, most = StartPoints(*sky_points(scene, xyz, directions)), config.max_gaussians()
+    if most is not None and len(xyz) + len(sky) > most:
+        sky = sky[np.array(evenly(range(len(sky)), most - len(xyz)), np.int64)]
+    return sky
 
 
 def _cube_to_fill(scene: Scene) -> tuple[NDArray[np.float64], float]:
@@ -276,28 +286,24 @@ def _cube_to_fill(scene: Scene) -> tuple[NDArray[np.float64], float]:
     return np.mean(centers, axis=0), RANDOM_HALF_EDGE * scene.extent
 
 
-def _new_points(
-    config: Config, scene: Scene, generator: torch.Generator, notes: list[str]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return points for a scene that has none, or whose own are not used, and their colours.
+def _new_points(config: Config, scene: Scene, generator: torch.Generator) -> tuple[StartPoints, list[str]]:
+    """Return points for a scene that has none, or whose own are not used, and notes.
 
     They are on the visual hull if the images have transparency, unless ``init`` is "random"; otherwise at random in
     a cube.
     """
     center, half = _cube_to_fill(scene)
-    count = _new_point_count(config, scene)
+    count, notes = _new_point_count(config, scene), []
     if config.model.init != RANDOM and shows_silhouettes(scene):
         hull = hull_points(scene, center, half, count, generator)
         if hull is not None:
-            notes.append(f"started from {count} points on the hull of what is opaque in the images")
-            return hull
+            return StartPoints(*hull), [f"started from {count} points on the hull of what is opaque in the images"]
         notes.append("the images' transparency leaves no hull: poses or masks are off, or the scene is elsewhere")
     elif config.model.init == HULL:
         notes.append("too few images have transparency for a hull")
     cube = torch.rand(count, 3, generator=generator, dtype=torch.float64).numpy() * 2.0 - 1.0
     rgb = torch.rand(count, 3, generator=generator, dtype=torch.float32).numpy()
-    notes.append(f"started from {count} random points")
-    return (center + half * cube).astype(np.float32), rgb
+    return StartPoints((center + half * cube).astype(np.float32), rgb), [*notes, f"started from {count} random points"]
 
 
 def _new_point_count(config: Config, scene: Scene) -> int:
@@ -305,12 +311,11 @@ def _new_point_count(config: Config, scene: Scene) -> int:
 
     At the cap there would be no room for growth until most of them, which are in empty space, are pruned.
     """
-    cap = auto_cap(scene, 0) if config.strategy.cap_max == "auto" else config.max_gaussians()
-    count = config.model.random_points
+    count, most = config.model.random_points, config.max_gaussians()
     if count is None:
+        cap = _growth_cap(config, scene)
         count = RANDOM_POINTS if cap is None else min(RANDOM_POINTS, max(LEAST_RANDOM_POINTS, cap // 10))
-    limit = config.max_gaussians()
-    return count if limit is None else min(count, limit)
+    return count if most is None else min(count, most)
 
 
 def _from_model(config: Config, init_model: Gaussians) -> tuple[Gaussians, list[str]]:

@@ -51,9 +51,10 @@ def sky_points(
     """Return points [S, 3] (world units) of sky and far background, and their colours [S, 3] in 0..1.
 
     xyz: [P, 3] sparse points. directions: how many are tried, evenly over the sphere; S is at most as many.
-    S is 0 with fewer than LEAST_POINTS sparse points, and where most images are transparent around an object.
+    S is 0 without directions, with fewer than LEAST_POINTS sparse points, and where most images are transparent around
+    an object.
     """
-    if len(xyz) < LEAST_POINTS:
+    if len(xyz) < LEAST_POINTS or directions < 1:
         return np.zeros((0, 3), np.float32), np.zeros((0, 3), np.float32)
     views = evenly(scene.train, VIEWS)
     sparse = xyz.astype(np.float64)

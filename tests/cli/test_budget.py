@@ -15,7 +15,7 @@ import pytest
 
 from tests.checkpoint.foreign.made import activated, write
 from tests.checkpoint.foreign.test_space import tables_of
-from tests.cli.tiny import QUICK, look_at_origin
+from tests.cli.tiny import QUICK, add_points, look_at_origin, write_scene
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
 
@@ -40,6 +40,25 @@ def test_a_run_reports_its_memory_and_stays_within_its_budget(splat: Splat, tiny
     assert less.code == 0, less.err
     assert "changed: memory.budget was 6442450944, is 5368709120" in less.err
     assert json.loads((tmp_path / "run" / "config.json").read_text())["memory"]["cap"] < reported["memory"]["cap"]
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    ("flags", "cap"),
+    [
+        (("--cap-max", 1), 1),
+        (("--cap-max", 3, "--strategy", "mcmc"), 3),
+        (("--set", "memory.cap=50"), 50),
+        (("--cap-max", 900, "--set", "model.sky_points=20000"), 900),
+    ],
+)
+def test_no_run_begins_above_its_cap(flags: tuple[object, ...], cap: int, splat: Splat, tmp_path: Path) -> None:
+    scene = add_points(write_scene(tmp_path / "scene"), 1000)
+    done = splat("train", scene, "-n", 2, "-o", tmp_path / "run", "--json", *flags)
+    assert done.code == 0, done.err
+    (started,) = [event for event in done.objects if event["event"] == "started"]
+    assert started["num_gaussians"] <= cap
+    assert any(f"under the cap of {cap} Gaussians" in note for note in started["notes"])
 
 
 @NEEDS_COMPILER

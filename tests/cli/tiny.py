@@ -36,13 +36,19 @@ def write_scene(root: Path) -> Path:
     return root
 
 
-def add_points(root: Path) -> Path:
-    """400 grey points on the ball of the scene in ``root``, as its sparse points; returns ``root``."""
-    points = np.random.default_rng(0).normal(size=(400, 3))
+def add_points(root: Path, count: int = 400) -> Path:
+    """Grey points on the ball of the scene in ``root``, as its sparse points; returns ``root``."""
+    points = np.random.default_rng(0).normal(size=(count, 3))
     points /= np.linalg.norm(points, axis=1, keepdims=True)
     lines = [" ".join([*(f"{x:.6f}" for x in point), "128 128 128"]) for point in points]
     names = ["float x", "float y", "float z", "uchar red", "uchar green", "uchar blue"]
-    header = ["ply", "format ascii 1.0", "element vertex 400", *(f"property {name}" for name in names), "end_header"]
+    header = [
+        "ply",
+        "format ascii 1.0",
+        f"element vertex {count}",
+        *(f"property {name}" for name in names),
+        "end_header",
+    ]
     (root / "points.ply").write_text("\n".join([*header, *lines, ""]))
     transforms = json.loads((root / "transforms.json").read_text())
     (root / "transforms.json").write_text(json.dumps({**transforms, "ply_file_path": "points.ply"}))
