@@ -17,6 +17,9 @@ from splatcli.train.schedule import image_divisor
 PIXELS_PER_GAUSSIAN = 2.0
 #: A forecast holds for this part of the steps, unless the number of Gaussians changes.
 _HOLDS = 0.005
+#: Refinements that a forecast looks ahead, after which the Gaussians have become as many as they will; and more
+#: Gaussians than any run has.
+_MOST_REFINEMENTS, _MOST_GAUSSIANS = 10_000, 1 << 31
 
 
 @runtime_checkable
@@ -48,16 +51,17 @@ class Forecast:
     def _sum(self, strategy: Strategy, schedule: Schedule, iterations: int, step: int, count: int) -> float:
         if step >= iterations:
             return 0.0
-        now = self._seconds(schedule, step + 1, count)
-        changes = {s for s in range(schedule.refine_every, iterations, schedule.refine_every) if s > step}
-        changes |= {s for s in range(0, iterations, schedule.resolution_schedule) if s > step}
-        left = 0.0
+        every, now = schedule.refine_every, self._seconds(schedule, step + 1, count)
+        refinements = range(step // every * every + every, iterations, every)[:_MOST_REFINEMENTS]
+        halvings = range(schedule.resolution_schedule, iterations, schedule.resolution_schedule)
+        larger = halvings[: schedule.num_downscales or 0]
         grown = strategy.grown if isinstance(strategy, GrowingStrategy) else None
-        for end in sorted({*changes, iterations}):
+        left = 0.0
+        for end in sorted({*refinements, *(s for s in larger if s > step), iterations}):
             left += (end - step) * self._seconds(schedule, step + 1, count) / now
             step = end
             if grown is not None:
-                count = max(count, grown(step, count))
+                count = min(max(count, grown(step, count)), _MOST_GAUSSIANS)
         return left
 
     def _seconds(self, schedule: Schedule, step: int, count: int) -> float:

@@ -26,7 +26,9 @@ from splatcli.cli.console import (
 )
 from splatcli.train.events import Evaluated, OpacityReset, Refined, Saved, Started, Stepped, Stopped, ViewScore
 from tests.cli.terminal import run_on_terminal
+from tests.cli.tiny import QUICK
 from tests.forked import splat_command
+from tests.running import Splat
 
 RUN = [
     Started(0, 1000, 500, 7, 1, "cpu", ("a note",)),
@@ -243,3 +245,13 @@ def test_a_command_says_at_once_that_it_works(tmp_path: Path) -> None:
     assert first == "splat info: loading libraries"
     assert second.startswith("error[E005]: ")
     assert said["-q"].startswith("error[E005]: ")
+
+
+def test_a_run_whose_gaussians_may_grow_without_end_has_a_forecast(
+    splat: Splat, tiny_scene: Path, tmp_path: Path
+) -> None:
+    growth = ("--strategy", "mcmc", "--cap-max", "none", "--set", "schedule.refine_every=1")
+    words = ("train", tiny_scene, "-n", 30_000, "--stop-at", 2, "-o", tmp_path / "run", *QUICK[:6], *growth)
+    done = splat(*words)
+    assert done.code == 0, done.err
+    assert done.lines == [str(tmp_path / "run/ckpts/ckpt_000002.pt")]

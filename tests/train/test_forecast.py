@@ -58,6 +58,25 @@ def test_a_strategy_of_unknown_growth_stays_as_it_is() -> None:
     assert Forecast(PIXELS).steps_left(unknown, schedule, ITERATIONS, 100, 1_000) == ITERATIONS - 100
 
 
+class Doubling:
+    """A strategy that knows no cap, as far as a forecast asks."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def grown(self, step: int, count: int) -> int:
+        self.asked += 1
+        return 2 * count
+
+
+def test_a_forecast_of_a_run_without_an_end_in_sight_takes_no_more_work() -> None:
+    grows: Any = Doubling()
+    schedule = Schedule(refine_every=1, num_downscales=2, resolution_schedule=1)
+    left = Forecast(PIXELS).steps_left(grows, schedule, 10**12, 5, 1_000)
+    assert 0 < grows.asked <= 20_000
+    assert 10**12 < left < float("inf")
+
+
 def test_a_trainer_knows_what_is_left_of_its_run() -> None:
     config = with_settings(short_config(20), {"strategy.cap_max": 400})
     trainer = start_plain(config, MemoryRun())
