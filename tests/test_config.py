@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from splatcli.config import (
 )
 from splatcli.config.unused import _UNUSED
 from splatcli.errors import UsageError
+from splatcli.train.changed_settings import changed_config
 
 
 def test_a_config_is_frozen_at_every_level() -> None:
@@ -65,6 +67,10 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         ("data.strict=perhaps", "data.strict = 'perhaps': expected true or false"),
         ("data.mask_mode=x", "data.mask_mode = 'x': expected ignore or transparent\n"),
         ("save.steps=5", "save.steps = 5: expected a list, e.g. [7000, 30000]"),
+        ("optim.eps=1e-300", "optim.eps = 1e-300: expected a number of at least 1e-37, e.g. 1e-15"),
+        ("strategy.grow_factor=1e308", "strategy.grow_factor = 1e+308: expected a number of at most 100, e.g. 1.05"),
+        ("views.pose_lr=1e300", "views.pose_lr = 1e+300: expected a number of at most 1, e.g. 0.0005"),
+        ("data.scene_extent=1e300", "data.scene_extent = 1e+300: expected a number of at most 1e+12"),
         (f"strategy.name={'x' * 101}", "expected a text of at most 100 characters, e.g. absgrad"),
     ],
 )
@@ -73,6 +79,24 @@ def test_what_is_no_value_of_a_setting_is_refused(assignment: str, said: str) ->
         build_config(assignments=[assignment])
     assert said in str(caught.value)
     assert build_config(assignments=["train.antialiased=true"]).train.antialiased
+
+
+@pytest.mark.parametrize(
+    ("assignments", "said"),
+    [
+        (
+            ["views.exposure=true", "views.ppisp=true"],
+            "not valid: views.exposure, views.bilateral_grid and views.ppisp",
+        ),
+        (["memory.offload=true", "train.batch_size=2"], "not valid: memory.offload and train.batch_size > 1 exclude"),
+    ],
+)
+def test_settings_that_exclude_each_other_are_named_without_all_others(assignments: list[str], said: str) -> None:
+    for make in (build_config, partial(changed_config, Config())):
+        with pytest.raises(UsageError) as caught:
+            make(assignments=assignments)
+        assert f"these settings are {said}" in str(caught.value)
+        assert "{" not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", setting_fields())

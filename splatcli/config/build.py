@@ -312,17 +312,21 @@ def _invalid(error: ValidationError, file: Path | None, flagged: Iterable[str]) 
     """Return pydantic's errors as a message; it names the flags among them, whose keys are ``flagged``, or the file."""
     defaults = flat_settings(Config())
     problems: dict[str, str] = {}
+    joint: list[str] = []  # of several settings, whose names are in the text
     for one in error.errors():
         key, text = ".".join(map(str, one["loc"])), fault(one)
+        if len(one["loc"]) < 2:
+            joint.append(text)
+            continue
         default = defaults.get(key)
         has_example = default not in (None, "") and not isinstance(default, bool)
         if has_example and one["type"] not in ("value_error", "literal_error"):
             text += f", e.g. {list(default) if isinstance(default, tuple) else default}"
         problems[key] = f"{_brief(_as_number(one['input']))}: {text}"
     names = [flags[0].names[0] for key, flags in setting_flags().items() if key in problems and key in flagged]
-    listed = "; ".join(f"{key} = {text}" for key, text in problems.items())
+    listed = "; ".join([*(f"{key} = {text}" for key, text in problems.items()), *joint])
     return UsageError(
-        f"{'this setting is' if len(problems) == 1 else 'these settings are'} not valid: {listed}",
+        f"{'this setting is' if len(problems) == 1 and not joint else 'these settings are'} not valid: {listed}",
         where=", ".join(names) or file,
         remedy="splat docs settings lists what each setting accepts",
     )

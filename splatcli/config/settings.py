@@ -240,8 +240,9 @@ class DataConfig(Section):
         description="Near plane of a camera, as a share of its distance to the nearest sparse point; without points at "
         "0.01 units, or at a hundredth of a smaller scene's extent; 0: 0.01 units.",
     )
+    # Positions are float32, and so are their squares.
     scene_extent: Annotated[float | None, Flag("--scene-extent", metavar="SIZE", default="from the cameras")] = Field(
-        None, gt=0, description="Size of the scene in its own units; it scales learning rates and thresholds."
+        None, gt=0, le=1e12, description="Size of the scene in its own units; it scales learning rates and thresholds."
     )
     skip_bad_images: Annotated[bool, Flag("--skip-bad-images")] = Field(
         False, description="Decode every image before the first step, and skip damaged ones."
@@ -329,7 +330,8 @@ class OptimConfig(Section):
     )
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of Adam's first moment.")
     beta2: float = Field(0.999, ge=0, lt=1, description="Decay of Adam's second moment.")
-    eps: float = Field(1e-15, gt=0, description="Term that keeps Adam from dividing by zero.")
+    # A smaller one is zero in float32.
+    eps: float = Field(1e-15, ge=1e-37, description="Term that keeps Adam from dividing by zero.")
 
     @classmethod
     def scaled(cls, iterations: int, batch_size: int = 1, *, made_points: bool = False) -> OptimConfig:
@@ -535,7 +537,9 @@ class StrategyConfig(Section):
     )
     opacity_reg: float = Field(0.0, ge=0, description="Weight of the mean opacity in the loss.")
     scale_reg: float = Field(0.0, ge=0, description="Weight of the mean standard deviation in the loss, world units.")
-    grow_factor: float = Field(1.05, ge=1, description="mcmc: factor of the number of Gaussians per refinement.")
+    grow_factor: float = Field(
+        1.05, ge=1, le=100, description="mcmc: factor of the number of Gaussians per refinement."
+    )
     noise_lr: float = Field(5e5, ge=0, description="mcmc: strength of the noise, times the learning rate of the means.")
 
     @property
@@ -652,10 +656,11 @@ class ViewsConfig(Section):
     pose_lr: float = Field(
         5e-4,
         gt=0,
+        le=1,
         description="Learning rate of rotations (radians) and translations (scene extents); it falls log-linearly.",
     )
     pose_lr_final: float = Field(
-        5e-5, gt=0, description="Learning rate of poses after `schedule.lr_steps` steps, where it stays."
+        5e-5, gt=0, le=1, description="Learning rate of poses after `schedule.lr_steps` steps, where it stays."
     )
     # While renders are blurred, so are the gradients of poses: they move good cameras, and held-out ones stay behind.
     pose_start: float = Field(
@@ -695,7 +700,9 @@ class ViewsConfig(Section):
     def _one_colour_map(self) -> ViewsConfig:
         if sum(getattr(self, name) for name in COLOUR_MAPS) > 1:
             *others, last = COLOUR_MAPS
-            raise ValueError(f"{', '.join(others)} and {last} exclude each other: each maps an image's colours")
+            raise ValueError(
+                f"views.{', views.'.join(others)} and views.{last} exclude each other: each maps an image's colours"
+            )
         return self
 
     @property
