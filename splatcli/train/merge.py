@@ -23,13 +23,14 @@ from splatcli.train.state import rendered_alike
 Some = TypeVar("Some")
 
 #: Settings in which the blocks of a scene may differ: those of the merged run are its own; dropout, the prior of
-#: colours and smaller first images follow from the views of a block, a rollback lowers learning rates, and the scene
-#: may have moved. The merged run has those of the first block, and the least dropout of all.
+#: colours, rates by size and smaller first images follow from the views of a block, a rollback lowers learning rates,
+#: and the scene may have moved. The merged run has those of the first block, and the least dropout of all.
 _OWN = frozenset(
     {
         *("data.block", "data.scene", "data.points"),
         *("strategy.cap_max", "memory.cap", "memory.budget", "memory.offload"),
-        *("train.dropout", "train.sh_prior", "optim.means_lr", "optim.means_lr_final"),
+        *("train.dropout", "train.sh_prior", "optim.means_size_power"),
+        *("optim.means_lr", "optim.means_lr_final"),
         *("schedule.sh_degree_start", "schedule.num_downscales"),
     }
 )

@@ -165,6 +165,7 @@ def test_blocks_with_other_dropout_are_merged_as_they_look(ball: Path, splat: Sp
     place, rates = tmp_path / "run", (0.4, 0.1)
     for block, rate in enumerate(rates):
         flags = ("--blocks", "2x1", "--block", block, "-n", STEPS, "-o", place, "--set", f"train.dropout={rate}")
+        flags += ("--set", f"optim.means_size_power={block / 2}")  # which follows from the views of a block, too
         assert splat("train", ball, *flags, *QUICK, *ANYWAY).code == 0
     target, whole = tmp_path / "streamed.ply", tmp_path / "whole.ply"
     for words in (("merge", place, "-o", target), ("merge", place), ("export", place, "-o", whole)):
