@@ -205,7 +205,7 @@ def resumed_state(
     ResourceError where the memory cannot suffice.
     """
     check_same_scene(checkpoint, scene, allowed)
-    if checkpoint.config.depth_lambda > 0.0:
+    if (config or checkpoint.config).depth_lambda > 0.0:
         check_depths(scene)
     notes = [*scene.notes, *_rounding_notes(checkpoint, device)]
     lengthened = config is not None

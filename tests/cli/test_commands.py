@@ -146,6 +146,15 @@ class TestTrain:
         assert resumed.code == 0, resumed.err
         assert "note: views.pose_lr has no effect without --pose-opt" in resumed.err
 
+    def test_a_depth_term_that_begins_in_a_resumed_run_needs_depths(self, splat: Splat, tmp_path: Path) -> None:
+        scene, run = add_points(write_scene(tmp_path / "scene")), tmp_path / "run"
+        words = ("train", scene, "-n", 4, "-o", run, *QUICK, "--depth-loss", "--set", "train.depth_lambda=0")
+        assert splat(*words).code == 0, "without the term no depth is missed"
+        with_term = splat("resume", run, "-n", 6, "--set", "train.depth_lambda=0.1")
+        assert with_term.code == 3
+        assert "no depth is known of any training view" in with_term.err
+        assert splat("resume", run, "-n", 6).code == 0
+
     def test_runs_without_a_name_are_numbered(
         self, splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
