@@ -120,10 +120,15 @@ def check_iterations(config: Config, step: int) -> None:
 
 
 def apply_config(state: TrainState, config: Config) -> None:
-    """Continue ``state`` with ``config``; shN catches up under the old settings first."""
+    """Continue ``state`` with ``config``; shN catches up under the old settings first.
+
+    Where no training view may be left out any longer (``train.max_view_error`` = 0), those that were come back.
+    """
     before, after = flat_settings(state.config), flat_settings(config)
     if any(before[key] != after[key] for key in _FLUSH_SETTINGS):
         state.adam.flush(state.gaussians, state.config.optim.shN_lr)
+    if config.train.max_view_error == 0.0:
+        state.sampler.skip(())
     state.config = config
     optim = config.optim
     state.adam.beta1, state.adam.beta2, state.adam.eps = optim.beta1, optim.beta2, optim.eps

@@ -166,6 +166,8 @@ def test_training_views_that_do_not_fit_are_left_out(splat: Splat, tmp_path: Pat
     assert resumed.skipped == whole.skipped == (8, 18, 27)
     for name, tensor in resumed.gaussians.items():
         assert torch.equal(tensor, getattr(whole.gaussians, name)), name
+    assert splat("resume", parts, "-n", "262", "--set", "train.max_view_error=0").code == 0
+    assert load_checkpoint(find_latest_sound(parts).path).skipped == (), "what was left out comes back"
 
 
 def test_a_sound_capture_keeps_all_its_views(splat: Splat, tmp_path: Path) -> None:
