@@ -732,6 +732,27 @@ def test_a_strategy_of_ones_own_needs_no_entry_point(
     assert len(again.run().model) == 400
 
 
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (lambda rows: Refinement(rows + 1, rows < 0), r"source has rows 1 to 200 of 200"),
+        (lambda rows: Refinement(rows, rows < 0, {"scales": rows}), r"values has no group 'scales'"),
+        (lambda rows: rows, r"type is Tensor"),
+    ],
+)
+def test_a_refinement_that_does_not_fit_is_refused_with_the_class_that_made_it(
+    ball: Path, tmp_path: Path, changed: Callable[[torch.Tensor], Any], said: str
+) -> None:
+    class Misfit(Doubles):
+        def refine(self, step: int, gaussians: Gaussians, *rest: Any) -> Any:
+            return changed(torch.arange(len(gaussians)))
+
+    trainer = splatcli.Trainer(ball, output=tmp_path / "run", iterations=6, strategy=Misfit(), **TINY)
+    with pytest.raises(UsageError, match=r"Misfit\.refine\(\) returned a refinement whose " + said):
+        trainer.run()
+
+
 class Weighted(AdcStrategy):
     """That of splat, with gradients times ``factor``."""
 

@@ -88,6 +88,7 @@ def test_a_crash_names_the_plugins_that_are_loaded(place: Path, monkeypatch: pyt
 
 
 FAILING = """
+import dataclasses
 from splatcli.train.densify import AdcStrategy
 
 class Failing(AdcStrategy):
@@ -97,7 +98,10 @@ class Failing(AdcStrategy):
         return super().regularisation(step, means_lr)
 
     def refine(self, step, *rest):
-        return {fails_in!r} if {fails_in!r} == "refine" else super().refine(step, *rest)
+        refinement = super().refine(step, *rest)
+        if {fails_in!r} == "rows":
+            return dataclasses.replace(refinement, source=refinement.source + 10_000)
+        return {fails_in!r} if {fails_in!r} == "refine" else refinement
 """
 
 
@@ -106,6 +110,7 @@ class Failing(AdcStrategy):
     [
         ("regularisation", "Failing.regularisation() raised KeyError: 'mine'", 13),
         ("refine", "Failing.refine() returned str, no Refinement", 0),  # the step is done, its refinement is not
+        ("rows", "Failing.refine() returned a refinement whose source has rows 10000 to ", 0),
     ],
 )
 def test_a_strategy_that_fails_in_mid_run_is_named_and_a_sound_state_is_saved(

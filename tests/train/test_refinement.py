@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
@@ -86,8 +90,23 @@ def test_everything_can_go() -> None:
     assert rows.shN.shape == (0, 3, 3)
 
 
-@pytest.mark.parametrize("values", [{"scales": torch.zeros(4, 3)}, {"means": torch.zeros(5, 3)}])
-def test_a_malformed_edit_is_refused(values: dict[str, torch.Tensor]) -> None:
-    gaussians = random_gaussians(5)
-    with pytest.raises(ValueError, match=r"scales|means"):
-        apply_refinement(Refinement(SOURCE, FRESH, values), gaussians, random_adam(gaussians), DensifyStats.zeros(5))
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"source": SOURCE - 5}, "source has rows -5 to "),
+        ({"source": SOURCE + 1}, "of 5"),
+        ({"source": SOURCE.float()}, "source is float32 [4], not int64 [4]"),
+        ({"source": SOURCE[:, None]}, "source is int64 [4, 1], not int64 [4]"),
+        ({"source": SOURCE.tolist()}, "source is list, not int64 [4]"),
+        ({"reset_moments": FRESH[:3]}, "reset_moments is bool [3], not bool [4]"),
+        ({"reset_moments": FRESH.float()}, "reset_moments is float32 [4], not bool [4]"),
+        ({"values": {"scales": torch.zeros(4, 3)}}, "values has no group 'scales': one of means, "),
+        ({"values": {"means": torch.zeros(5, 3)}}, "values['means'] is float32 [5, 3], not float32 [4, 3]"),
+        ({"values": {"shN": torch.zeros(4, 3, 3).double()}}, "values['shN'] is float64 [4, 3, 3], not float32"),
+    ],
+)
+def test_a_malformed_refinement_names_the_field(changed: dict[str, Any], said: str) -> None:
+    sound = Refinement(SOURCE, FRESH, {"means": torch.zeros(4, 3)})
+    sound.check(random_gaussians(5))
+    with pytest.raises(ValueError, match=re.escape(said)):
+        replace(sound, **changed).check(random_gaussians(5))

@@ -28,6 +28,7 @@ __all__ = [
     "apply_refinement",
     "check_strategy",
     "make_strategy",
+    "refinement_of",
 ]
 
 #: Makes a strategy of a run's settings and the scene's extent in world units.
@@ -115,7 +116,32 @@ class PluginStrategy:
             refinement = self._strategy.refine(step, gaussians, stats, generator)
         if refinement is not None:
             self._check("refine", refinement, Refinement)
+            try:
+                refinement.check(gaussians)
+            except ValueError as error:
+                name = f"{type(self._strategy).__name__}.refine"
+                raise self._plugin.fault(f"{name}() returned a refinement whose {error}") from None
         return refinement
+
+
+def refinement_of(
+    strategy: Strategy, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator
+) -> Refinement | None:
+    """Return what ``strategy.refine()`` does; that of the caller's strategies is checked. Raises UsageError."""
+    refinement = strategy.refine(step, gaussians, stats, generator)
+    if refinement is None or type(strategy) in (AdcStrategy, McmcStrategy, PluginStrategy):
+        return refinement
+    try:
+        if not isinstance(refinement, Refinement):
+            raise ValueError(f"type is {type(refinement).__name__}")
+        refinement.check(gaussians)
+    except ValueError as error:
+        raise UsageError(
+            f"{type(strategy).__name__}.refine() returned a refinement whose {error}",
+            where="strategy",
+            remedy="splatcli/train/densify/base.py, class Refinement, describes it",
+        ) from None
+    return refinement
 
 
 def _plugin(name: str, run: Path | None = None) -> plugins.Plugin:

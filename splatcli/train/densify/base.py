@@ -88,6 +88,19 @@ class Refinement:
     def __len__(self) -> int:
         return self.source.shape[0]
 
+    def check(self, old: Gaussians) -> None:
+        """Raise ValueError, which begins with the field, unless the rows follow from ``old``; waits for a GPU."""
+        _check_column("source", self.source, torch.int64, (len(self.source),))
+        _check_column("reset_moments", self.reset_moments, torch.bool, (len(self.source),))
+        if len(self.source):
+            first, last = int(self.source.min()), int(self.source.max())
+            if first < 0 or last >= len(old):
+                raise ValueError(f"source has rows {first} to {last} of {len(old)}")
+        for name, column in self.values.items():
+            if name not in GROUPS:
+                raise ValueError(f"values has no group {name!r}: one of {', '.join(GROUPS)}")
+            _check_column(f"values[{name!r}]", column, torch.float32, (len(self.source), *getattr(old, name).shape[1:]))
+
     def gather(self, old: Gaussians, storage: TensorStorage = DEVICE_STORAGE) -> Gaussians:
         """Return the rows of ``old`` that the new ones are copied from; its shN is in ``storage``."""
         return old.map(lambda column: column[self.source], shN=lambda shN: storage.rows(shN, self.source))
@@ -112,6 +125,13 @@ class Refinement:
         return replace(self, source=self.source[order], reset_moments=self.reset_moments[order], values=values)
 
 
+def _check_column(name: str, column: object, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless a column of a refinement is a tensor of this type and shape."""
+    found = f"{column.dtype} {[*column.shape]}" if isinstance(column, Tensor) else type(column).__name__
+    if found != f"{dtype} {[*shape]}":
+        raise ValueError(f"{name} is {found}, not {dtype} {[*shape]}".replace("torch.", ""))
+
+
 @torch.no_grad()
 def apply_refinement(
     refinement: Refinement,
@@ -120,7 +140,7 @@ def apply_refinement(
     stats: DensifyStats,
     shares: Callable[[Gaussians], Tensor] | None = None,
 ) -> tuple[Gaussians, AdamState, DensifyStats]:
-    """Return new Gaussians, moments and statistics after ``refinement``; the arguments stay as they are.
+    """Return new Gaussians, moments and statistics after a sound ``refinement``; the arguments stay as they are.
 
     shares: returns [M], the part of the opacities that a 3D filter leaves. The ceiling applies after the filter: under
     a ceiling before it, thin Gaussians would be too faint to be rendered, and would never recover.
@@ -153,13 +173,8 @@ def refined_rows(
     storage: TensorStorage = DEVICE_STORAGE,
 ) -> Gaussians:
     """Return the Gaussians after ``refinement``. shares: see apply_refinement(). storage: of their shN."""
-    unknown = set(refinement.values) - set(GROUPS)
-    if unknown:
-        raise ValueError(f"a refinement names unknown groups {sorted(unknown)}")
     rows = refinement.gather(gaussians, storage)
     for name, column in refinement.values.items():
-        if column.shape != getattr(rows, name).shape:
-            raise ValueError(f"{name}: {tuple(column.shape)} instead of {tuple(getattr(rows, name).shape)}")
         setattr(rows, name, storage.copy(column, gaussians.device) if name == "shN" else column.clone())
     if refinement.opacity_ceiling is not None:
         rows.logit_opacities = _under_ceiling(rows, refinement.opacity_ceiling, shares)

@@ -16,7 +16,7 @@ from splatcli.rasterizer.adam import sum_of_log_sizes
 from splatcli.rasterizer.filter_3d import filter_sizes, opacity_shares
 from splatcli.rasterizer.step_inputs import DensifyStats
 from splatcli.reproducible import log
-from splatcli.train.densify import Refinement, Strategy, apply_refinement
+from splatcli.train.densify import Refinement, Strategy, apply_refinement, refinement_of
 from splatcli.train.densify.contribution import largest_weights
 from splatcli.train.densify.free_space import FreeSpace
 from splatcli.train.events import Capped, Event, OpacityReset, Refined
@@ -60,7 +60,7 @@ class DensityControl:
         uses_weights = getattr(strategy, "uses_weights", None)  # which a strategy need not have
         if uses_weights is not None and uses_weights(step):
             stats = self._with_weights(state, gaussians, stats, step)
-        refinement = strategy.refine(step, gaussians, stats, generator)
+        refinement = refinement_of(strategy, step, gaussians, stats, generator)
         if refinement is None:
             return []
         if refinement.clear_stats:
