@@ -44,9 +44,9 @@ def test_other_settings_make_another_config() -> None:
 
 def test_resolve_replaces_auto_and_leaves_a_given_cap() -> None:
     auto, given = (with_settings(Config(), {"strategy.cap_max": cap}) for cap in ("auto", 500))
-    assert resolve(auto, auto_cap=70).max_gaussians() == 70
-    assert resolve(given, auto_cap=70).max_gaussians() == 500
-    assert resolve(given, auto_cap=70, memory_cap=60).max_gaussians() == 60
+    assert resolve(auto, {"strategy.cap_max": 70}).max_gaussians() == 70
+    assert resolve(given, {"strategy.cap_max": 70}).max_gaussians() == 500
+    assert resolve(given, {"strategy.cap_max": 70, "memory.cap": 60}).max_gaussians() == 60
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:

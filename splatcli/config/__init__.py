@@ -7,6 +7,7 @@ unused.py finds settings without effect.
 
 from splatcli.config.build import (
     PRESETS,
+    UNDECIDED,
     UNREADABLE_TOML,
     build_config,
     flat_settings,
@@ -58,6 +59,7 @@ __all__ = [
     "RANDOM",
     "REFERENCE_ITERATIONS",
     "SFM",
+    "UNDECIDED",
     "UNREADABLE_TOML",
     "Config",
     "DataConfig",

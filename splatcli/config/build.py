@@ -8,7 +8,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -203,43 +203,26 @@ def with_settings(config: Config, values: dict[str, Any]) -> Config:
         raise _invalid(error, None, values) from None
 
 
-def resolve(
-    config: Config,
-    *,
-    auto_cap: int | None = None,
-    memory_cap: int | None = None,
-    dropout: float | None = None,
-    sh_prior: float | None = None,
-    means_size_power: float | None = None,
-    sh_degree_start: int | None = None,
-    num_downscales: int | None = None,
-) -> Config:
-    """Return the final settings of a run that begins.
+#: Settings that a new run decides by its scene, its first Gaussians or the memory where they have these values.
+UNDECIDED: dict[str, Any] = {
+    "strategy.cap_max": "auto",
+    "memory.cap": None,
+    "train.dropout": None,
+    "train.sh_prior": None,
+    "optim.means_size_power": None,
+    "data.depth_type": None,
+    "schedule.sh_degree_start": None,
+    "schedule.num_downscales": None,
+}
 
-    auto_cap: the number that replaces ``strategy.cap_max = "auto"``, by the scene's images.
-    memory_cap: the number of Gaussians for which the memory suffices.
-    dropout: the rate that replaces ``train.dropout = None``, by the scene's views.
-    sh_prior: replaces ``train.sh_prior = None``, likewise.
-    means_size_power: replaces ``optim.means_size_power = None``, likewise.
-    sh_degree_start: replaces ``schedule.sh_degree_start = None``, by the first Gaussians.
-    num_downscales: replaces ``schedule.num_downscales = None``, by the size of the images.
+
+def resolve(config: Config, decided: Mapping[str, Any]) -> Config:
+    """Return the settings with the values of ``decided``, dotted key -> value, where ``config`` leaves them open.
+
+    Its keys are in UNDECIDED.
     """
-    values: dict[str, Any] = {}
-    if config.strategy.cap_max == "auto" and auto_cap is not None:
-        values["strategy.cap_max"] = auto_cap
-    if memory_cap is not None:
-        values["memory.cap"] = memory_cap
-    if config.train.dropout is None and dropout is not None:
-        values["train.dropout"] = dropout
-    if config.train.sh_prior is None and sh_prior is not None:
-        values["train.sh_prior"] = sh_prior
-    if config.optim.means_size_power is None and means_size_power is not None:
-        values["optim.means_size_power"] = means_size_power
-    if config.schedule.sh_degree_start is None and sh_degree_start is not None:
-        values["schedule.sh_degree_start"] = sh_degree_start
-    if config.schedule.num_downscales is None and num_downscales is not None:
-        values["schedule.num_downscales"] = num_downscales
-    return with_settings(config, values)
+    settings = flat_settings(config)
+    return with_settings(config, {key: value for key, value in decided.items() if settings[key] == UNDECIDED[key]})
 
 
 #: Settings that runs of earlier versions lack, with the values that they had in effect.

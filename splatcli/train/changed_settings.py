@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from splatcli.config import COLOUR_MAPS, Config, flat_settings, read_settings, with_settings
+from splatcli.config import COLOUR_MAPS, UNDECIDED, Config, flat_settings, read_settings, with_settings
 from splatcli.errors import UsageError
 from splatcli.train.run_scene import CONSENT
 from splatcli.train.state import TrainState
@@ -27,22 +27,8 @@ _HARMLESS = (
 _FIXED_VIEWS = ("views.pose_opt", *(f"views.{name}" for name in COLOUR_MAPS))
 _FIXED = ("model.", "data.", "train.seed", "train.filter_3d", "strategy.name")
 
-#: Settings that a new run decides where they have this value, see planned_config().
-_UNDECIDED = {
-    "strategy.cap_max": "auto",
-    "memory.cap": None,
-    "train.dropout": None,
-    "train.sh_prior": None,
-    "data.depth_type": None,
-    "schedule.sh_degree_start": None,
-    "schedule.num_downscales": None,
-}
-
-#: Settings that a run decides by its scene or first Gaussians where they are None; a resumed one has decided.
-_DECIDED = (
-    *("train.dropout", "train.sh_prior", "optim.means_size_power"),
-    *("schedule.sh_degree_start", "schedule.num_downscales"),
-)
+#: Settings that a run has decided when it began, and for which none is no value of a resumed one.
+_DECIDED = {key for key, value in UNDECIDED.items() if value is None and key != "memory.cap"}
 
 #: Settings with which shN catches up on missed steps (AdamState).
 _FLUSH_SETTINGS = {"optim.shN_lr", "optim.beta1", "optim.beta2", "optim.eps"}
@@ -106,7 +92,7 @@ def differing_settings(config: Config, stored: Config) -> dict[str, Any]:
     return {
         key: value
         for key, value in flat_settings(config).items()
-        if value != before[key] and not (key in _UNDECIDED and value == _UNDECIDED[key])
+        if value != before[key] and not (key in UNDECIDED and value == UNDECIDED[key])
     }
 
 

@@ -63,17 +63,16 @@ def resolve_by_spacing(config: Config, scene: Scene) -> tuple[Config, list[str]]
         spacing = view_spacing([scene.cameras[view] for view in scene.train], scene.points.xyz)
     far = spacing >= SPACING
     made = config.model.init in MADE_STARTS
-    power = 0.0 if far or made else MEANS_SIZE_POWER
-    config = resolve(config, means_size_power=power, sh_prior=SH_PRIOR if far else 0.0)
-    if config.train.dropout is not None:
-        return config, []
-    if not far:
-        return resolve(config, dropout=0.0), []
+    decided = {
+        "optim.means_size_power": 0.0 if far or made else MEANS_SIZE_POWER,
+        "train.sh_prior": SH_PRIOR if far else 0.0,
+        "train.dropout": RATE if far else 0.0,
+    }
     note = (
         f"training views are up to {spacing:.0f} degrees apart: steps leave out up to {100 * RATE:.0f} % of the "
         "Gaussians, so that none fits one view alone; --set train.dropout=0 keeps all"
     )
-    return resolve(config, dropout=RATE), [note]
+    return resolve(config, decided), [note] if far and config.train.dropout is None else []
 
 
 def view_spacing(cameras: list[Camera], xyz: NDArray[np.float32]) -> float:

@@ -90,7 +90,7 @@ def resolve_cap(config: Config, scene: Scene, start: int) -> tuple[Config, list[
         return config, []
     cap = auto_cap(scene, start)
     note = f"growth stops at {cap:,} Gaussians, from the size and number of images; --cap-max sets another number"
-    return resolve(config, auto_cap=cap), [note]
+    return resolve(config, {"strategy.cap_max": cap}), [note]
 
 
 def resolve_init(config: Config, scene: Scene) -> str:

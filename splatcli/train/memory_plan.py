@@ -293,7 +293,7 @@ def plan_memory(
     if (needed := plan.min_bytes()) > limit:
         raise _refusal(plan, needed, budget is not None)
     if budget is not None:
-        config = resolve(config, memory_cap=config.memory.cap or max(len(gaussians), plan.max_gaussians()))
+        config = resolve(config, {"memory.cap": max(len(gaussians), plan.max_gaussians())})
     return config.memory.cap, _memory_notes(config, plan) + _offload_notes(config, plan)
 
 

@@ -55,4 +55,5 @@ def resolve_downscales(config: Config, scene: Scene) -> Config:
     """
     cameras = [scene.cameras[view] for view in scene.train]
     pixels = sum(camera.width * camera.height for camera in cameras) / max(1, len(cameras))
-    return resolve(config, num_downscales=int(config.model.init in NAMED_STARTS and pixels >= LARGE_IMAGE))
+    halvings = int(config.model.init in NAMED_STARTS and pixels >= LARGE_IMAGE)
+    return resolve(config, {"schedule.num_downscales": halvings})

@@ -153,7 +153,7 @@ def planned_config(
     gaussians: the first ones, on the CPU. planned, storage: as for new_state(). shards: of the Gaussians, in processes.
     Raises ResourceError where the memory cannot suffice.
     """
-    config = resolve(_with_depth_type(config, scene), sh_degree_start=_used_sh_degree(gaussians))
+    config = resolve(_with_depth_type(config, scene), {"schedule.sh_degree_start": _used_sh_degree(gaussians)})
     config, notes = resolve_cap(config, scene, len(gaussians))
     config, more = resolve_by_spacing(resolve_downscales(config, scene), scene)
     notes = [*notes, *more]
@@ -161,15 +161,15 @@ def planned_config(
         return config, notes
     own = gaussian_bytes(gaussians) if torch.device(device).type == "cpu" else 0
     cap, more = plan_memory(config, scene, gaussians, torch.device(device), own=own, shards=shards, storage=storage)
-    return resolve(config, memory_cap=cap), [*notes, *more]
+    return with_settings(config, {"memory.cap": cap}), [*notes, *more]
 
 
 def _with_depth_type(config: Config, scene: Scene) -> Config:
     """Return the settings with the type of the depth maps, so that a resumed run does not decide it anew."""
-    if config.data.depths in (None, AUTO) or config.data.depth_type is not None:
+    if config.data.depths in (None, AUTO):
         return config
     relative = any(source.depth is not None and source.depth.relative for source in scene.images.sources)
-    return with_settings(config, {"data.depth_type": "relative" if relative else "metric"})
+    return resolve(config, {"data.depth_type": "relative" if relative else "metric"})
 
 
 def _used_sh_degree(gaussians: Gaussians) -> int:
@@ -265,4 +265,4 @@ def _plan_resumed(
     mapped = storage.offloads or shards > 1
     own = 3 * gaussian_bytes(checkpoint.gaussians) if device.type == "cpu" and not mapped else 0
     cap, notes = plan_memory(config, scene, checkpoint.gaussians, device, own=own, shards=shards, storage=storage)
-    return resolve(config, memory_cap=cap), notes
+    return with_settings(config, {"memory.cap": cap}), notes

@@ -130,7 +130,7 @@ def test_the_lower_of_two_caps_holds() -> None:
     config = short_config(memory={"budget": "3GiB"}, strategy={"cap_max": 500})
     cap, (note,) = planned(config)
     assert "at the cap of 500 Gaussians" in note
-    assert resolve(config, memory_cap=cap).max_gaussians() == 500
+    assert resolve(config, {"memory.cap": cap}).max_gaussians() == 500
 
 
 @NEEDS_COMPILER
