@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,18 +39,18 @@ def show_training(start: RunStart, config: Config, place: Path, context: RunCont
     offloaded tensors it is that of one view in one process, on the device. Raises as new_state().
     """
     from splatcli.config import with_settings
-    from splatcli.rasterizer.offload import storage_for
     from splatcli.rasterizer.train_step import engine_for
-    from splatcli.train.start import check_trainable, first_gaussians, planned_config
+    from splatcli.train.start import first_gaussians, planned_config
+    from splatcli.train.state import Placement
     from splatcli.train.step_time import GAUSSIANS_PER_STEP, MEAN_SHARE, measure_step_time
 
     run, scene = start.run, start.scene
     device, sharded = context.device, context.sharded
-    check_trainable(config, scene)
     gaussians, notes = first_gaussians(config, scene, start.init_model)
-    storage = storage_for(config.memory.offload, device, _nearest_folder(place))
-    shards = (run.ranks or 1) if sharded else 1
-    final, more = planned_config(config, scene, gaussians, device, shards=shards, storage=storage)
+    placement = Placement.of(config, device, _nearest_folder(place))
+    if sharded:
+        placement = replace(placement, shards=run.ranks or 1)
+    final, more = planned_config(config, scene, gaussians, placement)
     notes = [*scene.notes, *notes, *more]
     steps, cap, batch = final.train.iterations, final.max_gaussians(), final.train.batch_size
     seconds = run.limit

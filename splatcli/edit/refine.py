@@ -27,7 +27,8 @@ from splatcli.train.densify.base import Refinement
 from splatcli.train.monitor import FiniteMonitor
 from splatcli.train.per_view_params import PerViewParams
 from splatcli.train.run_scene import run_scene
-from splatcli.train.start import new_state
+from splatcli.train.start import first_gaussians, new_state
+from splatcli.train.state import Placement
 from splatcli.train.step import Stepper
 
 #: Operations after which photos show what the model lacks, by the start of their labels: training would make it anew
@@ -67,7 +68,8 @@ def refine(gaussians: Gaussians, checkpoint: Checkpoint, scene: Scene, steps: in
     Raises StepDivergedError where a number becomes infinite or NaN, SceneError for a damaged image.
     """
     config = _settings(checkpoint.config, gaussians.sh_degree, steps)
-    state, _ = new_state(config, scene, device, gaussians)
+    placement = Placement(torch.device(device))
+    state, _ = new_state(config, scene, first_gaussians(config, scene, gaussians), placement)
     state.per_view_params = _FixedViews.from_checkpoint(checkpoint)
     stepper = Stepper(state, scene, MemoryBudget(state.gaussians.device, config.memory.budget))
     strategy, monitor = FixedCount(), FiniteMonitor()

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
-
 from splatcli.config import Config, resolve
 from splatcli.errors import ResourceError
 from splatcli.gaussians import SHN_COUNTS, Gaussians
@@ -51,6 +49,7 @@ from splatcli.rasterizer.rendering import backend_for
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
 from splatcli.sizes import gib
+from splatcli.train.state import Placement
 from splatcli.train.training_images import IMAGE_MEMORY_SHARE, training_image_bytes
 
 #: Tile intersections of the fullest view grow with this power of the number of Gaussians. It is 0.68 from the points of
@@ -236,22 +235,15 @@ class ShardedMemoryPlan(MemoryPlan):
 
 
 def plan_memory(
-    config: Config,
-    scene: Scene,
-    gaussians: Gaussians,
-    device: torch.device,
-    *,
-    own: int,
-    shards: int = 1,
-    storage: TensorStorage = DEVICE_STORAGE,
+    config: Config, scene: Scene, gaussians: Gaussians, placement: Placement, *, own: int
 ) -> tuple[int | None, list[str]]:
     """Return the cap that the memory allows a run that starts with ``gaussians``, and sentences for the user.
 
-    own: bytes of this state that the process holds already. shards: into which the Gaussians are divided among
-    processes. storage: of shN. The cap is ``config.memory.cap`` where that is set, and None without a budget. Raises
-    ResourceError, before any large allocation, when the state and a step on it cannot fit.
+    own: bytes of this state that the process holds already. The cap is ``config.memory.cap`` where that is set, and
+    None without a budget. Raises ResourceError, before any large allocation, when the state and a step on it cannot
+    fit.
     """
-    budget = config.memory.budget
+    budget, device, storage = config.memory.budget, placement.device, placement.storage
     try:
         backend = backend_for(device)
     except NoCompilerError:
@@ -265,7 +257,7 @@ def plan_memory(
         scene.images.limit(int(IMAGE_MEMORY_SHARE * limit))
     camera, isects = fullest_view(gaussians, [scene.cameras[i] for i in scene.train])
     largest = max((scene.cameras[i] for i in (*scene.train, *scene.test)), key=lambda c: c.width * c.height)
-    plan = (MemoryPlan if shards == 1 else partial(ShardedMemoryPlan, shards=shards))(
+    plan = (MemoryPlan if placement.shards == 1 else partial(ShardedMemoryPlan, shards=placement.shards))(
         backend=backend,
         held=held,
         images=training_image_bytes(scene, device, limit, reduced=bool(config.schedule.num_downscales)),

@@ -20,15 +20,13 @@ from splatcli.checkpoint.state import DatasetInfo
 from splatcli.config import Config, with_settings
 from splatcli.errors import DivergedError, OutputError, ResourceError, SplatError, as_splat_error
 from splatcli.gaussians import Gaussians
-from splatcli.rasterizer.offload import TensorStorage
-from splatcli.rasterizer.step_inputs import Shard
 from splatcli.train.changed_settings import apply_config
 from splatcli.train.events import RolledBack
 from splatcli.train.monitor import StepDivergedError, nonfinite_rows, state_tensors
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.schedule import learning_rates
 from splatcli.train.sharding import shard_of
-from splatcli.train.state import TrainState
+from splatcli.train.state import Placement, TrainState
 
 #: Rows with a NaN or infinity that the report shows.
 ROWS = 5
@@ -99,9 +97,7 @@ class RollbackPlan:
     dataset: DatasetInfo
     #: The name of the caller's loss, see TrainState.
     loss: str | None
-    device: torch.device
-    storage: TensorStorage
-    shard: Shard | None
+    placement: Placement
 
 
 class Recovery:
@@ -138,9 +134,7 @@ class Recovery:
             config=state.config,
             dataset=state.dataset,
             loss=state.loss,
-            device=state.gaussians.device,
-            storage=state.adam.storage,
-            shard=state.shard,
+            placement=state.placement,
         )
 
     def restore(self, plan: RollbackPlan) -> tuple[TrainState, RolledBack]:
@@ -153,7 +147,7 @@ class Recovery:
         before = len(checkpoint.gaussians)
         try:
             kept = None if cap is None or cap >= before else most_opaque_rows(checkpoint.gaussians, cap)
-            state = shard_of(checkpoint, plan.shard, plan.device, kept, plan.storage)
+            state = shard_of(checkpoint, plan.placement, kept)
             apply_config(state, plan.config)  # includes changes since this checkpoint was written
         except (RuntimeError, MemoryError) as error:  # a GPU that has failed, or is full for good
             raise ResourceError(

@@ -17,15 +17,13 @@ import torch
 from torch import Tensor
 
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.config import Config
 from splatcli.errors import ResourceError
 from splatcli.gaussians import Gaussians
-from splatcli.native import abi
-from splatcli.rasterizer.offload import DEVICE_STORAGE, MemoryMapped, TensorStorage
+from splatcli.rasterizer.offload import MemoryMapped
 from splatcli.rasterizer.step_inputs import DensifyStats, Shard
 from splatcli.train.data_parallel import digest_of
 from splatcli.train.densify.base import Refinement, apply_refinement, as_column, refined_rows
-from splatcli.train.state import TrainState, check_resumable, log_size_of
+from splatcli.train.state import Placement, TrainState, check_resumable, log_size_of
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
@@ -34,49 +32,27 @@ if TYPE_CHECKING:
 GEOMETRY = ("means", "quats", "log_scales", "logit_opacities")
 
 
-def sharding_group(group: ProcessGroup | None, *, sharded: bool) -> ProcessGroup | None:
-    """Return the group whose processes hold a shard each; None where each process holds all Gaussians."""
-    return group if group is not None and sharded and group.size > 1 else None
+def shard_of(checkpoint: Checkpoint, placement: Placement, kept: Tensor | None = None) -> TrainState:
+    """Return the state that was saved, or the shard of this process; raises as from_checkpoint().
 
-
-def sharding_of(group: ProcessGroup | None, config: Config, total: int) -> Shard | None:
-    """Return this process' shard of ``total`` Gaussians; None without a group."""
-    if group is None:
-        return None
-    # The gradient of a pose is a sum over chunks, and then over all.
-    return Shard(group.rank, group.size, total, abi.CHUNK if config.views.pose_opt else 1)
-
-
-def shard_of(
-    checkpoint: Checkpoint,
-    shard: Shard | None,
-    device: str | torch.device,
-    kept: Tensor | None = None,
-    storage: TensorStorage = DEVICE_STORAGE,
-) -> TrainState:
-    """Return the state that was saved, or a shard of it; raises as from_checkpoint().
-
-    shard: that of this process, of any total; None: all rows. kept: the rows that are left; None: all.
-    storage: where shN goes.
+    kept: the rows that are left; None: all.
     """
+    shard = placement.shard(len(checkpoint.gaussians) if kept is None else len(kept))
     if shard is None:
-        return _all_of(checkpoint, device, kept, storage)
+        return _all_of(checkpoint, placement, kept)
     check_resumable(checkpoint)
-    shard = shard.of(len(checkpoint.gaussians) if kept is None else len(kept))
     rows: slice | Tensor = shard.rows if kept is None else kept[shard.rows]
-    state = TrainState.from_checkpoint(checkpoint.select_rows(rows), device, storage)
+    state = TrainState.from_checkpoint(checkpoint.select_rows(rows), placement)
     state.shard = shard
     state.adam.log_size = log_size_of(checkpoint)  # of all rows, where none is stored
     state.origin = digest_of(_columns_of(checkpoint))
     return state
 
 
-def _all_of(
-    checkpoint: Checkpoint, device: str | torch.device, kept: Tensor | None, storage: TensorStorage
-) -> TrainState:
-    state = TrainState.from_checkpoint(checkpoint, device, storage)
+def _all_of(checkpoint: Checkpoint, placement: Placement, kept: Tensor | None) -> TrainState:
+    state = TrainState.from_checkpoint(checkpoint, placement)
     if kept is not None:
-        source = kept.to(device)
+        source = kept.to(placement.device)
         refinement = Refinement(source, torch.zeros_like(source, dtype=torch.bool), clear_stats=False)
         state.gaussians, state.adam, state.stats = apply_refinement(
             refinement, state.gaussians, state.adam, state.stats

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,26 +14,21 @@ from splatcli.gaussians import SHN_COUNTS, Gaussians
 from splatcli.native.backend import ISA_VARIABLE, chosen_isa, same_rounding
 from splatcli.rasterizer.adam import AdamState, sum_of_log_sizes
 from splatcli.rasterizer.filter_3d import filter_sizes
-from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage, storage_for
 from splatcli.rasterizer.step_inputs import DensifyStats
 from splatcli.scene.depth_maps import AUTO
 from splatcli.scene.inspect import mask_notes, masked_share, scene_notes
 from splatcli.scene.scene import Scene, check_depths
-from splatcli.train.changed_settings import apply_config, check_iterations
+from splatcli.train.changed_settings import apply_config
 from splatcli.train.data_parallel import digest_of
 from splatcli.train.densify.free_space import clearances
 from splatcli.train.dropout import resolve_by_spacing
 from splatcli.train.init import initial_gaussians, resolve_cap
 from splatcli.train.memory_plan import plan_memory
 from splatcli.train.per_view_params import PerViewParams
-from splatcli.train.run_scene import check_same_scene
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.schedule import resolve_downscales
-from splatcli.train.sharding import shard_of, sharding_of
-from splatcli.train.state import TRAINING_STREAMS, TrainState, stream_generator
-
-if TYPE_CHECKING:
-    from splatcli.distributed.process_group import ProcessGroup
+from splatcli.train.sharding import shard_of
+from splatcli.train.state import TRAINING_STREAMS, Placement, TrainState, stream_generator
 
 
 def check_loss_given(checkpoint: Checkpoint, run: Path, *, given: bool) -> None:
@@ -50,32 +43,20 @@ def check_loss_given(checkpoint: Checkpoint, run: Path, *, given: bool) -> None:
 
 
 def new_state(
-    config: Config,
-    scene: Scene,
-    device: str,
-    init_model: Gaussians | None,
-    *,
-    initial: tuple[Gaussians, list[str]] | None = None,
-    planned: bool = True,
-    folder: Path | None = None,
-    sharding: ProcessGroup | None = None,
+    config: Config, scene: Scene, first: tuple[Gaussians, list[str]], placement: Placement, *, planned: bool = True
 ) -> tuple[TrainState, list[str]]:
-    """Return the state of a new run on ``device``, and notes for the user.
+    """Return the state of a new run, and notes for the user.
 
-    init_model: the model that ``config.model.init`` names.
-    initial: the result of first_gaussians(), if it is known already.
+    first: of first_gaussians().
     planned: whether to plan the memory of the device's own engine, see plan_memory().
-    folder: of the file of a run that offloads on the CPU, see storage_for().
-    sharding: the group whose processes hold a shard each; None: this one holds all Gaussians.
-    Raises SceneError where there is no view or no scale, ResourceError where the memory cannot suffice.
+    Raises ResourceError where the memory cannot suffice.
     """
-    check_trainable(config, scene)
-    seed, storage = config.train.seed, storage_for(config.memory.offload, device, folder)
-    gaussians, notes = initial or first_gaussians(config, scene, init_model)
-    shards = 1 if sharding is None else sharding.size
-    config, more = planned_config(config, scene, gaussians, device, planned=planned, shards=shards, storage=storage)
+    seed, device, storage = config.train.seed, placement.device, placement.storage
+    gaussians, notes = first
+    del first  # and with it the first Gaussians, once they are in their place
+    config, more = planned_config(config, scene, gaussians, placement, planned=planned)
     notes = notes + more
-    shard = sharding_of(sharding, config, len(gaussians))
+    shard = placement.shard(len(gaussians))
     optim, log_size = config.optim, sum_of_log_sizes(gaussians.log_scales) / max(1, len(gaussians))
     per_view_params, sizes = PerViewParams.new(config.views, [scene.cameras[view] for view in scene.train]), None
     if config.train.filter_3d:
@@ -86,7 +67,7 @@ def new_state(
         origin = digest_of(column for _, column in gaussians.items())
         gaussians = gaussians.map(lambda column: column[shard.rows].clone())
         sizes = None if sizes is None else sizes[shard.rows].clone()
-    gaussians = _to_device(gaussians, device, storage)
+    gaussians = _placed(gaussians, placement)
     state = TrainState(
         config=config,
         step=0,
@@ -139,18 +120,11 @@ def check_trainable(config: Config, scene: Scene) -> None:
 
 
 def planned_config(
-    config: Config,
-    scene: Scene,
-    gaussians: Gaussians,
-    device: str,
-    *,
-    planned: bool = True,
-    shards: int = 1,
-    storage: TensorStorage = DEVICE_STORAGE,
+    config: Config, scene: Scene, gaussians: Gaussians, placement: Placement, *, planned: bool = True
 ) -> tuple[Config, list[str]]:
     """Return the settings of a new run with the caps of its scene and of the memory, and notes for the user.
 
-    gaussians: the first ones, on the CPU. planned, storage: as for new_state(). shards: of the Gaussians, in processes.
+    gaussians: the first ones, on the CPU. planned: as for new_state().
     Raises ResourceError where the memory cannot suffice.
     """
     config = resolve(_with_depth_type(config, scene), {"schedule.sh_degree_start": _used_sh_degree(gaussians)})
@@ -159,8 +133,8 @@ def planned_config(
     notes = [*notes, *more]
     if not planned:
         return config, notes
-    own = gaussian_bytes(gaussians) if torch.device(device).type == "cpu" else 0
-    cap, more = plan_memory(config, scene, gaussians, torch.device(device), own=own, shards=shards, storage=storage)
+    own = gaussian_bytes(gaussians) if placement.device.type == "cpu" else 0
+    cap, more = plan_memory(config, scene, gaussians, placement, own=own)
     return with_settings(config, {"memory.cap": cap}), [*notes, *more]
 
 
@@ -181,61 +155,47 @@ def _used_sh_degree(gaussians: Gaussians) -> int:
 
 
 def first_gaussians(config: Config, scene: Scene, init_model: Gaussians | None) -> tuple[Gaussians, list[str]]:
-    """Return the Gaussians before the first step, on the CPU, and notes for the user. init_model: see new_state()."""
+    """Return the Gaussians before the first step, on the CPU, and notes for the user.
+
+    init_model: the model that ``config.model.init`` names.
+    Raises SceneError where there is no view, no pixel, no depth that the settings want, or no scale.
+    """
+    check_trainable(config, scene)
     return initial_gaussians(config, scene, stream_generator(config.train.seed, "init"), init_model)
 
 
 def resumed_state(
-    checkpoint: Checkpoint,
-    scene: Scene,
-    device: str,
-    *,
-    config: Config | None,
-    allowed: Collection[str],
-    planned: bool,
-    folder: Path | None,
-    sharding: ProcessGroup | None,
+    checkpoint: Checkpoint, scene: Scene, placement: Placement, config: Config, *, planned: bool = True
 ) -> tuple[TrainState, Scene, list[str]]:
-    """Return the state of ``checkpoint`` on ``device``, the scene with the stored cameras, and notes for the user.
+    """Return the state of ``checkpoint``, the scene with the stored cameras, and notes for the user.
 
-    config: settings to continue with in place of the stored ones.
-    allowed: accepted differences of the scene, see check_same_scene().
-    planned, folder, sharding: as for a new run.
-    Raises SceneError when the scene is not the one that was trained on, UsageError for a length already passed,
-    ResourceError where the memory cannot suffice.
+    scene: that of the run, see check_same_scene(). config: the settings to continue with. planned: as for new_state().
+    Raises SceneError where the scene lacks depths that the settings want, ResourceError where the memory cannot
+    suffice.
     """
-    check_same_scene(checkpoint, scene, allowed)
-    if (config or checkpoint.config).depth_lambda > 0.0:
+    if config.depth_lambda > 0.0:
         check_depths(scene)
-    notes = [*scene.notes, *_rounding_notes(checkpoint, device)]
-    lengthened = config is not None
-    config, more = resolve_cap(config or checkpoint.config, scene, len(checkpoint.gaussians))
+    notes = [*scene.notes, *_rounding_notes(checkpoint, placement.device)]
+    config, more = resolve_cap(config, scene, len(checkpoint.gaussians))
     notes += more
     cap = config.max_gaussians()
     if cap is not None and len(checkpoint.gaussians) > cap:
         notes.append(f"the run has {len(checkpoint.gaussians):,} Gaussians, more than the cap of {cap:,}: it adds none")
-    storage = storage_for(config.memory.offload, device, folder)
     if planned:
-        shards = 1 if sharding is None else sharding.size
-        config, more = _plan_resumed(checkpoint, scene, torch.device(device), config, shards, storage)
+        config, more = _plan_resumed(checkpoint, scene, config, placement)
         notes += more
-    shard = sharding_of(sharding, config, len(checkpoint.gaussians))
-    state = shard_of(checkpoint, shard, device, storage=storage)
-    if lengthened:
-        check_iterations(config, state.step)
+    state = shard_of(checkpoint, placement)
     apply_config(state, config)
-    # The next command finds the scene where it is now.
-    state.dataset = dataclasses.replace(state.dataset, root=str(scene.root))
-    if "photos" in allowed:
-        state.dataset = dataclasses.replace(state.dataset, fingerprint=scene.fingerprint())
+    # The next command finds the scene, and images that may differ, where and as they are now.
+    state.dataset = dataclasses.replace(state.dataset, root=str(scene.root), fingerprint=scene.fingerprint())
     # The stored cameras are bit-identical to those trained on; the scene's may be rounded differently.
     return state, dataclasses.replace(scene, cameras=state.cameras), notes
 
 
-def _rounding_notes(checkpoint: Checkpoint, device: str) -> list[str]:
+def _rounding_notes(checkpoint: Checkpoint, device: torch.device) -> list[str]:
     """Return a note if the CPU library's instruction set rounds differently than the one the run was saved with."""
     before, now = checkpoint.writer.get("cpu_isa"), chosen_isa()
-    if before is None or torch.device(device).type != "cpu" or same_rounding(before, now):
+    if before is None or device.type != "cpu" or same_rounding(before, now):
         return []
     return [
         f"saved by the CPU library for {before}, resumed by that for {now}: they round differently, so the run goes on "
@@ -248,21 +208,22 @@ def gaussian_bytes(gaussians: Gaussians) -> int:
     return sum(tensor.nbytes for _, tensor in gaussians.items())
 
 
-def _to_device(gaussians: Gaussians, device: str, storage: TensorStorage) -> Gaussians:
+def _placed(gaussians: Gaussians, placement: Placement) -> Gaussians:
     """Return ``gaussians`` on the run's device and in its storage; tensors that are there already are shared."""
+    device, storage = placement.device, placement.storage
     if not storage.offloads:
         return gaussians.to(device)
     return gaussians.map(lambda tensor: tensor.to(device), shN=lambda tensor: storage.copy(tensor, device))
 
 
 def _plan_resumed(
-    checkpoint: Checkpoint, scene: Scene, device: torch.device, config: Config, shards: int, storage: TensorStorage
+    checkpoint: Checkpoint, scene: Scene, config: Config, placement: Placement
 ) -> tuple[Config, list[str]]:
     """Return the settings of a resumed run and notes: it keeps the memory cap, unless it is given another budget."""
     if config.memory.budget != checkpoint.config.memory.budget and config.memory.cap == checkpoint.config.memory.cap:
         config = with_settings(config, {"memory.cap": None})
     # A run that offloads maps its checkpoint, and so do processes with shards: it does not count as memory.
-    mapped = storage.offloads or shards > 1
-    own = 3 * gaussian_bytes(checkpoint.gaussians) if device.type == "cpu" and not mapped else 0
-    cap, notes = plan_memory(config, scene, checkpoint.gaussians, device, own=own, shards=shards, storage=storage)
+    mapped = placement.storage.offloads or placement.shards > 1
+    own = 3 * gaussian_bytes(checkpoint.gaussians) if placement.device.type == "cpu" and not mapped else 0
+    cap, notes = plan_memory(config, scene, checkpoint.gaussians, placement, own=own)
     return with_settings(config, {"memory.cap": cap}), notes

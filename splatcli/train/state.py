@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +16,10 @@ from splatcli.checkpoint.state import Checkpoint, DatasetInfo, RenderColumns, Sc
 from splatcli.config import Config, with_settings
 from splatcli.errors import ModelFileError
 from splatcli.gaussians import GROUPS, Gaussians
+from splatcli.native import abi
 from splatcli.rasterizer.adam import AdamState, sum_of_log_sizes
 from splatcli.rasterizer.filter_3d import apply_filter_3d, filter_sizes
-from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage
+from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage, storage_for
 from splatcli.rasterizer.step_inputs import DensifyStats, Shard
 from splatcli.scene.camera import Camera
 from splatcli.train.dropout import dropout_rate, mean_opacities
@@ -38,6 +40,48 @@ LOG_SIZE = "log_size"
 
 #: The streams that training draws from.
 TRAINING_STREAMS = ("splits", "background")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the Gaussians of a run lie.
+
+    device: of all that is not offloaded. storage: of shN and its moments.
+    shards: the processes that hold an equal part of the rows each; rank: this one's place among them.
+    unit: rows that stay together, see Shard.
+    """
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    storage: TensorStorage = DEVICE_STORAGE
+    shards: int = 1
+    rank: int = 0
+    unit: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        device: str,
+        folder: Path | None = None,
+        group: ProcessGroup | None = None,
+        *,
+        sharded: bool = False,
+    ) -> Placement:
+        """Return the placement of a run with these settings.
+
+        folder: of the file of a run that offloads on the CPU, see storage_for().
+        sharded: each process of the group holds a part of the rows; otherwise each holds all.
+        """
+        storage = storage_for(config.memory.offload, device, folder)
+        if group is None or not sharded:
+            return cls(torch.device(device), storage)
+        # The gradient of a pose is a sum over chunks, and then over all.
+        unit = abi.CHUNK if config.views.pose_opt else 1
+        return cls(torch.device(device), storage, group.size, group.rank, unit)
+
+    def shard(self, count: int) -> Shard | None:
+        """Return the rows of this process when there are ``count`` Gaussians; None where it holds all."""
+        return None if self.shards == 1 else Shard(self.rank, self.shards, count, self.unit)
 
 
 @dataclass(slots=True)
@@ -71,6 +115,13 @@ class TrainState:
     loss: str | None = None
     shard: Shard | None = None
     origin: int = 0
+
+    @property
+    def placement(self) -> Placement:
+        """Where the Gaussians lie."""
+        here = Placement(self.gaussians.device, self.adam.storage)
+        shard = self.shard
+        return here if shard is None else replace(here, shards=shard.size, rank=shard.rank, unit=shard.unit)
 
     @property
     def count(self) -> int:
@@ -166,30 +217,28 @@ class TrainState:
         )
 
     @classmethod
-    def from_checkpoint(
-        cls, checkpoint: Checkpoint, device: str | torch.device = "cpu", storage: TensorStorage = DEVICE_STORAGE
-    ) -> TrainState:
-        """Return the saved state on ``device``, its shN in ``storage``; it shares no tensor with ``checkpoint``.
+    def from_checkpoint(cls, checkpoint: Checkpoint, placement: Placement | None = None) -> TrainState:
+        """Return the saved state with all its rows, on the CPU by default; it shares no tensor with ``checkpoint``.
 
         Raises ModelFileError, listing what is missing, when the checkpoint holds no state of a training run.
         """
         check_resumable(checkpoint)
         assert checkpoint.moments is not None
-        seed = checkpoint.config.train.seed
-        gaussians, stored = _copy(checkpoint.gaussians, device, storage), _adam(checkpoint)
+        placement = placement or Placement()
+        seed, device, stored = checkpoint.config.train.seed, placement.device, _adam(checkpoint)
         adam = replace(
             stored,
-            exp_avg=_copy(stored.exp_avg, device, storage),
-            exp_avg_sq=_copy(stored.exp_avg_sq, device, storage),
+            exp_avg=_copy(stored.exp_avg, placement),
+            exp_avg_sq=_copy(stored.exp_avg_sq, placement),
             sh_last_step=stored.sh_last_step.to(device, copy=True),
-            storage=storage,
+            storage=placement.storage,
             log_size=log_size_of(checkpoint),
         )
         stats = DensifyStats(*(_tensor(checkpoint, name).to(device, copy=True) for name in ("grad2d", "count")))
         return cls(
             config=checkpoint.config,
             step=checkpoint.step,
-            gaussians=gaussians,
+            gaussians=_copy(checkpoint.gaussians, placement),
             adam=adam,
             stats=stats,
             sampler=ViewSampler(len(checkpoint.train), seed, **checkpoint.sampler, skipped=checkpoint.skipped),
@@ -309,7 +358,8 @@ def _with_dropout(checkpoint: Checkpoint, dropout: float) -> Checkpoint:
     return replace(checkpoint, config=config, gaussians=replace(checkpoint.gaussians, logit_opacities=logits))
 
 
-def _copy(gaussians: Gaussians, device: str | torch.device, storage: TensorStorage) -> Gaussians:
+def _copy(gaussians: Gaussians, placement: Placement) -> Gaussians:
+    device, storage = placement.device, placement.storage
     return gaussians.map(lambda t: DEVICE_STORAGE.copy(t, device), shN=lambda t: storage.copy(t, device))
 
 

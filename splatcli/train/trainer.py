@@ -24,7 +24,7 @@ from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.sharded import ShardedEngine
 from splatcli.rasterizer.step_inputs import StepEngine
 from splatcli.scene.scene import Scene
-from splatcli.train.changed_settings import apply_config
+from splatcli.train.changed_settings import apply_config, check_iterations
 from splatcli.train.checkpointer import Checkpointer
 from splatcli.train.data_parallel import (
     COMPARE_EVERY,
@@ -54,10 +54,10 @@ from splatcli.train.metrics_logger import MetricsLogger
 from splatcli.train.monitor import FiniteMonitor, IntersectionMonitor, QualityMonitor, is_recoverable
 from splatcli.train.outlier_views import ViewError, blur_note, blurred, comparisons_due, exposure_note, outliers
 from splatcli.train.recovery import Recovery
-from splatcli.train.run_scene import fingerprint_differences
-from splatcli.train.sharding import gather_geometry, gather_state, sharding_group
-from splatcli.train.start import check_loss_given, new_state, resumed_state
-from splatcli.train.state import TrainState
+from splatcli.train.run_scene import check_same_scene, fingerprint_differences
+from splatcli.train.sharding import gather_geometry, gather_state
+from splatcli.train.start import check_loss_given, first_gaussians, new_state, resumed_state
+from splatcli.train.state import Placement, TrainState
 from splatcli.train.step import Stepper
 from splatcli.train.tensorboard import check_tensorboard
 
@@ -107,16 +107,19 @@ class Trainer:
         sharded: bool = False,
         **options: Unpack[TrainerOptions],
     ) -> Trainer:
-        """Return a new run; arguments as in new_state(). sharded: each process of the group holds a shard."""
+        """Return a new run; raises as first_gaussians() and new_state().
+
+        init_model: the model that ``config.model.init`` names. initial: of first_gaussians(), if it is known already.
+        sharded: each process of the group holds a shard.
+        """
+        placement = Placement.of(config, device, run_dir.path, options.get("group"), sharded=sharded)
+        # No name here holds on to the first Gaussians, whose memory a run that offloads frees.
         state, notes = new_state(
             config,
             scene,
-            device,
-            init_model,
-            initial=initial,
+            initial or first_gaussians(config, scene, init_model),
+            placement,
             planned=options.get("engine") is None,
-            folder=run_dir.path,
-            sharding=sharding_group(options.get("group"), sharded=sharded),
         )
         return cls(state, scene, run_dir=run_dir, notes=notes, **options)
 
@@ -134,24 +137,23 @@ class Trainer:
         sharded: bool = False,
         **options: Unpack[TrainerOptions],
     ) -> Trainer:
-        """Return the run of ``checkpoint``, bit-identical to one without a stop; arguments as in resumed_state().
+        """Return the run of ``checkpoint``, bit-identical to one without a stop.
 
-        A new length leaves the schedule as it was stored, in absolute steps; added steps have the final learning rate.
+        config: settings to continue with in place of the stored ones. A new length leaves the schedule as it was
+            stored, in absolute steps; added steps have the final learning rate.
+        allowed: accepted differences of the scene, see check_same_scene().
         sharded: as for start(), whatever the run was before.
-        Raises UsageError without the ``engine`` of a run that has a loss of its own.
+        Raises SceneError when the scene is not the one that was trained on, UsageError for a length already passed and
+        without the ``engine`` of a run that has a loss of its own; else as resumed_state().
         """
         has_engine = options.get("engine") is not None
         check_loss_given(checkpoint, run_dir.path, given=has_engine)
-        state, scene, more = resumed_state(
-            checkpoint,
-            scene,
-            device,
-            config=config,
-            allowed=allowed,
-            planned=not has_engine,
-            folder=run_dir.path,
-            sharding=sharding_group(options.get("group"), sharded=sharded),
-        )
+        check_same_scene(checkpoint, scene, allowed)
+        if config is not None:
+            check_iterations(config, checkpoint.step)
+        config = config or checkpoint.config
+        placement = Placement.of(config, device, run_dir.path, options.get("group"), sharded=sharded)
+        state, scene, more = resumed_state(checkpoint, scene, placement, config, planned=not has_engine)
         return cls(state, scene, run_dir=run_dir, notes=(*more, *notes), **options)
 
     def __init__(
@@ -513,9 +515,11 @@ class Trainer:
         image_limit = 0 if plan.cause == "memory" else plan.config.memory.budget
         del self.state, self.stepper, self.scorer, self.finite_monitor
         gc.collect()
-        if plan.device.type == "cuda":
+        if plan.placement.device.type == "cuda":
             with contextlib.suppress(RuntimeError):  # a GPU that has failed raises again soon enough
-                torch.cuda.synchronize(plan.device)  # pinned memory is given out anew, whatever a kernel does to it
+                torch.cuda.synchronize(
+                    plan.placement.device
+                )  # pinned memory is given out anew, whatever a kernel does to it
             torch.cuda.empty_cache()
         self.state, event = self.recovery.restore(plan)
         self._build(image_limit)

@@ -20,6 +20,7 @@ from splatcli.train import memory_plan
 from splatcli.train.events import Capped, Started, Stepped
 from splatcli.train.memory_plan import MemoryPlan, ShardedMemoryPlan, fullest_view, plan_memory
 from splatcli.train.monitor import IntersectionMonitor
+from splatcli.train.state import Placement
 from splatcli.train.trainer import Trainer
 from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, float32
@@ -32,8 +33,6 @@ from tests.train.worlds import (
     short_config,
     start_plain,
 )
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +97,7 @@ def test_the_fullest_view_is_found_with_a_part_of_the_gaussians(monkeypatch: pyt
 
 
 def planned(config: Config, gaussians: Gaussians | None = None, *, size: int = 64) -> tuple[int | None, list[str]]:
-    return plan_memory(config, made_scene(size=size), gaussians or random_gaussians(50), CPU, own=0)
+    return plan_memory(config, made_scene(size=size), gaussians or random_gaussians(50), Placement(), own=0)
 
 
 @NEEDS_COMPILER
@@ -304,7 +303,8 @@ def test_ranks_with_parts_plan_for_all() -> None:
     for parts in (1, 4):
         # Much more than what the process of the tests holds by now, which each part has to leave room for.
         config = short_config(train={"batch_size": 4}, memory={"budget": 32 << 30})
-        cap, _ = plan_memory(config, made_scene(size=64), random_gaussians(20, degree=2), CPU, own=0, shards=parts)
+        gaussians = random_gaussians(20, degree=2)
+        cap, _ = plan_memory(config, made_scene(size=64), gaussians, Placement(shards=parts), own=0)
         caps.append(cap)
     assert caps[0] is not None
     assert caps[1] is not None

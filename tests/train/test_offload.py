@@ -37,7 +37,7 @@ from splatcli.train.changed_settings import changed_config
 from splatcli.train.data_parallel import state_digest
 from splatcli.train.events import Event, OpacityReset, Probed, Refined, RolledBack, Stepped
 from splatcli.train.memory_plan import MemoryPlan, plan_memory
-from splatcli.train.state import TrainState
+from splatcli.train.state import Placement, TrainState
 from splatcli.train.trainer import Trainer
 from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, float32
@@ -212,7 +212,7 @@ def test_a_state_that_was_saved_goes_into_a_file_and_comes_back(tmp_path: Path) 
         )
         list(trainer.run())
         stored = load_checkpoint(folder.checkpoint_path(8), mapped=True)
-    state = TrainState.from_checkpoint(stored, "cpu", MemoryMapped(tmp_path))
+    state = TrainState.from_checkpoint(stored, Placement(storage=MemoryMapped(tmp_path)))
     assert state.adam.storage == MemoryMapped(tmp_path)
     assert state_digest(state) == state_digest(trainer.state)
     again = state.to_checkpoint()
@@ -262,7 +262,7 @@ def test_what_is_offloaded_is_not_counted_here_and_all_of_it_there(tmp_path: Pat
 def planned(storage: TensorStorage, **sections: dict[str, object]) -> list[str]:
     config = short_config(memory={"offload": True}, **{"model": {"sh_degree": 3}, **sections})
     gaussians = random_gaussians(5000, degree=config.model.sh_degree)
-    return plan_memory(config, made_scene(size=64), gaussians, torch.device("cpu"), own=0, storage=storage)[1]
+    return plan_memory(config, made_scene(size=64), gaussians, Placement(storage=storage), own=0)[1]
 
 
 @NEEDS_COMPILER
@@ -295,7 +295,8 @@ def test_a_budget_is_for_what_the_system_cannot_take_back(tmp_path: Path, monkey
     caps = []
     for storage in (DEVICE_STORAGE, MemoryMapped(tmp_path)):
         config = short_config(memory={"offload": storage.offloads, "budget": "4GiB"})
-        cap, _ = plan_memory(config, made_scene(size=64), random_gaussians(50, degree=3), cpu, own=0, storage=storage)
+        gaussians, placement = random_gaussians(50, degree=3), Placement(storage=storage)
+        cap, _ = plan_memory(config, made_scene(size=64), gaussians, placement, own=0)
         caps.append(cap or 0)
     assert caps[1] > 3 * caps[0] > 0
 

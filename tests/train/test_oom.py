@@ -14,10 +14,11 @@ from splatcli.config import Config
 from splatcli.errors import DeviceFaultError, ResourceError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.step_inputs import Shard, StepInputs
+from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.train.events import Alarmed, Evaluated, Event, RolledBack, Stepped, Stopped
 from splatcli.train.recovery import most_opaque_rows
 from splatcli.train.sharding import shard_of
+from splatcli.train.state import Placement
 from splatcli.train.trainer import Trainer
 from tests.train.worlds import (
     MemoryRun,
@@ -155,13 +156,13 @@ def test_the_most_opaque_are_kept_in_their_order() -> None:
     assert most_opaque_rows(gaussians, 5).tolist() == [0, 2, 3, 4, 7]
 
 
-@pytest.mark.parametrize("shard", [None, Shard(0, 3, 20), Shard(2, 3, 20)])
-def test_rows_that_are_kept_keep_moments_and_statistics(shard: Shard | None) -> None:
+@pytest.mark.parametrize("placement", [Placement(), Placement(shards=3, rank=0), Placement(shards=3, rank=2)])
+def test_rows_that_are_kept_keep_moments_and_statistics(placement: Placement) -> None:
     run = MemoryRun()
     list(Trainer.start(short_config(train={"filter_3d": True}), made_scene(), run_dir=run, engine=PlainEngine()).run(8))  # type: ignore[arg-type]
     whole, kept = run.saved[8], torch.tensor([1, 2, 5, 9, 11, 12, 19])
-    state = shard_of(whole, shard, "cpu", kept)
-    rows = kept if shard is None else kept[state.shard.rows]  # type: ignore[union-attr]
+    state = shard_of(whole, placement, kept)
+    rows = kept if state.shard is None else kept[state.shard.rows]
     assert len(state.gaussians) == len(rows) > 0
     assert state.count == 7
     for name, tensor in whole.gaussians.items():

@@ -11,6 +11,7 @@ from splatcli.config import OptimConfig, Schedule, build_config
 from splatcli.gaussians import GROUPS
 from splatcli.train.schedule import active_sh_degree, image_divisor, learning_rates, log_linear, resolve_downscales
 from splatcli.train.start import first_gaussians, planned_config
+from splatcli.train.state import Placement
 from tests.train.worlds import made_scene, ring_cameras
 
 OPTIM, SCHEDULE = OptimConfig(), Schedule()
@@ -94,4 +95,4 @@ def test_a_run_on_large_images_begins_with_half_their_size(size: int, given: int
     from_model = build_config({"model.init": "model.ply", "schedule.num_downscales": given})
     assert resolve_downscales(from_model, scene).schedule.num_downscales == (given or 0)
     gaussians, _ = first_gaussians(config, scene, None)
-    assert planned_config(config, scene, gaussians, "cpu", planned=False)[0].schedule.num_downscales == halved
+    assert planned_config(config, scene, gaussians, Placement(), planned=False)[0].schedule.num_downscales == halved

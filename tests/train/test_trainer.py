@@ -18,7 +18,7 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, with_settings
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
-from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, Shard
+from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.scene.camera import Camera
 from splatcli.scene.inspect import few_notes
 from splatcli.scene.scene import Scene
@@ -27,6 +27,7 @@ from splatcli.train.densify import Refinement
 from splatcli.train.evaluate import Renderer
 from splatcli.train.events import Evaluated, Event, OpacityReset, Probed, Refined, Saved, Started, Stepped, Stopped
 from splatcli.train.sharding import shard_of
+from splatcli.train.state import Placement
 from splatcli.train.trainer import Trainer
 from tests.train.worlds import MemoryRun, PlainEngine, copied, made_scene, plain_renderer, short_config
 
@@ -459,8 +460,8 @@ def test_rates_of_means_are_relative_to_the_sizes_after_the_last_refinement() ->
     # Where a checkpoint holds none, as one of a merged run, all shards have the size of all rows.
     checkpoint = trainer.state.to_checkpoint()
     del checkpoint.strategy["log_size"]
-    shards = [None, *(Shard(rank, 3, 0) for rank in range(3))]
-    sizes = {shard_of(checkpoint, shard, "cpu").adam.log_size for shard in shards}
+    placements = [Placement(), *(Placement(shards=3, rank=rank) for rank in range(3))]
+    sizes = {shard_of(checkpoint, placement).adam.log_size for placement in placements}
     assert sizes == {trainer.state.adam.log_size}
 
 
