@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,11 +22,12 @@ from splatcli.rasterizer.filter_3d import apply_filter_3d, filter_sizes
 from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage, storage_for
 from splatcli.rasterizer.step_inputs import DensifyStats, Shard
 from splatcli.scene.camera import Camera
+from splatcli.train.densify.contribution import BlendWeights
 from splatcli.train.dropout import dropout_rate, mean_opacities
 from splatcli.train.per_view_params import PerViewParams, trained_tables
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.schedule import active_sh_degree
-from splatcli.train.view_dependence import DEGREE, damp, effective_views, shrinkage, view_weights
+from splatcli.train.view_dependence import DEGREE, ViewWeights, damp, effective_views, shrinkage
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
@@ -154,14 +155,14 @@ class TrainState:
         cameras, rows = self.training_cameras(), None if self.shard is None else self.shard.rows
         if geometry is None:
             geometry, sizes = self.gaussians, self.columns.filter_3d
-        seen: dict[str, Any] = {"antialiased": train.antialiased, "filter_3d": sizes, "group": group}
+        weights = BlendWeights(geometry, cameras, train.antialiased, sizes, group)
         if not train.sh_prior:
-            views = effective_views(geometry, cameras, **seen)
+            views = effective_views(weights)
             self.columns = replace(self.columns, effective_views=views if rows is None else views[rows].clone())
             return
-        weights = view_weights(geometry, cameras, **seen)
+        in_views = ViewWeights.of(weights)
         trained, others = self.adam.flushed(self.gaussians, self.config.optim.shN_lr), None if rows is None else group
-        change = shrinkage(trained, cameras, weights, train.sh_views, train.sh_prior, rows=rows, group=others)
+        change = shrinkage(trained, in_views, train, rows=rows, group=others)
         self.columns = replace(self.columns, sh_change=change)
 
     def discard_view_dependence(self) -> None:

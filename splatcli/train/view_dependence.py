@@ -22,18 +22,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from splatcli.config import TrainConfig
 from splatcli.gaussians import SHN_COUNTS, Gaussians
-from splatcli.rasterizer.rendering import blend_weights
 from splatcli.reproducible import sqrt
 from splatcli.scene.camera import Camera
 from splatcli.sh import sh_basis
-from splatcli.train.densify.contribution import reduced, views_of
+from splatcli.train.densify.contribution import BlendWeights, views_of
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
@@ -44,7 +45,6 @@ DEGREE = 3
 #: Parts of a pixel that sums of blend weights are rounded to: sums of int64 are the same in any order. The squares of
 #: 64 views of at most 640 x 640 pixels, 2^27.7 parts each, add up to 2^61.3.
 _PARTS = 512.0
-
 
 #: Gaussians whose moments of directions are in memory at a time, 2 kB each with degree 3: as the cache of a core holds.
 _ROWS = {"cpu": 1024, "cuda": 1 << 16}
@@ -63,41 +63,26 @@ _CONSTANT = 1.0 / math.sqrt(4.0 * math.pi)
 
 
 @torch.no_grad()
-def effective_views(
-    gaussians: Gaussians,
-    cameras: Sequence[Camera],
-    *,
-    antialiased: bool = False,
-    filter_3d: Tensor | None = None,
-    group: ProcessGroup | None = None,
-) -> Tensor:
-    """Return [N] float32, the effective number of ``cameras`` that show each Gaussian; 0 where none does.
+def effective_views(weights: BlendWeights) -> Tensor:
+    """Return [N] float32, the effective number of cameras that show each Gaussian; 0 where none does.
 
-    Of many cameras some are rendered, and their number is scaled to all. antialiased, filter_3d: as of render().
-    group: of processes that hold the same Gaussians; each renders a part of the views, and all get the same numbers.
+    Of many cameras some are rendered, and their number is scaled to all. All processes of a group get the same numbers.
     """
+    gaussians, group = weights.gaussians, weights.group
     sums = torch.zeros(2, len(gaussians), dtype=torch.int64, device=gaussians.device)
-    for parts in _weights(gaussians, cameras, antialiased, filter_3d, group):
+    for parts in _in_parts(weights):
         sums[0] += parts
         sums[1] += parts**2
     if group is not None:
         sums = torch.stack(group.all_gather(sums)).sum(dim=0)
     first, second = sums[0].double(), sums[1].double()
-    return (_of_all(cameras) * first**2 / second.clamp(min=1.0)).float()
+    return (_of_all(weights.cameras) * first**2 / second.clamp(min=1.0)).float()
 
 
-def _weights(
-    gaussians: Gaussians,
-    cameras: Sequence[Camera],
-    antialiased: bool,
-    filter_3d: Tensor | None,
-    group: ProcessGroup | None,
-) -> Iterator[Tensor]:
+def _in_parts(weights: BlendWeights) -> Iterator[Tensor]:
     """Yield [N] int64 for each view that this process renders: the sums of blend weights in parts of a pixel."""
-    chosen = views_of(len(cameras), 0)
-    for index in chosen if group is None else chosen[group.rank :: group.size]:
-        weights = blend_weights(gaussians, reduced(cameras[index]), antialiased=antialiased, filter_3d=filter_3d)
-        yield (weights.double() * _PARTS).round().long()
+    for sums in weights.in_views():
+        yield (sums.double() * _PARTS).round().long()
 
 
 def _of_all(cameras: Sequence[Camera]) -> float:
@@ -116,58 +101,61 @@ def damp(shN: Tensor, views: Tensor, half: float) -> None:
     shN[:, first:] *= (1.0 / (1.0 + ratio**2)).float()[:, None, None]
 
 
-@torch.no_grad()
-def view_weights(
-    gaussians: Gaussians,
-    cameras: Sequence[Camera],
-    *,
-    antialiased: bool = False,
-    filter_3d: Tensor | None = None,
-    group: ProcessGroup | None = None,
-) -> Tensor:
-    """Return [V, N] int32 on the CPU, the sums of blend weights in each view that is rendered, in parts of a pixel.
+@dataclass(frozen=True, slots=True, eq=False)
+class ViewWeights:
+    """The sums of the blend weights of all N Gaussians of a run in each of the V views that are rendered.
 
-    The arguments are those of effective_views().
+    sums: [V, N] int32 on the CPU, in parts of a pixel. centers: [V, 3] float64, of the cameras, world units.
+    of_all: how many cameras each one stands for.
     """
-    views = (parts.int() for parts in _weights(gaussians, cameras, antialiased, filter_3d, group))
-    if group is None:
-        return torch.stack([parts.cpu() for parts in views])
-    found = list(views)
-    count = len(views_of(len(cameras), 0))
-    found += [torch.zeros_like(gaussians.means[:, 0], dtype=torch.int32)] * (-(-count // group.size) - len(found))
-    each = group.all_gather(torch.stack(found))  # of all processes, the first view of each, then the second, ...
-    return torch.stack(each, dim=1).flatten(0, 1)[:count].cpu()
+
+    sums: Tensor
+    centers: Tensor
+    of_all: float
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, weights: BlendWeights) -> ViewWeights:
+        """Return the sums of ``weights``; all processes of a group get those of all views."""
+        cameras, group = weights.cameras, weights.group
+        chosen = views_of(len(cameras), 0)
+        centers = torch.from_numpy(np.stack([cameras[index].center for index in chosen]).astype(np.float64))
+        views = (parts.int() for parts in _in_parts(weights))
+        if group is None:
+            return cls(torch.stack([parts.cpu() for parts in views]), centers, _of_all(cameras))
+        found, share = list(views), -(-len(chosen) // group.size)
+        found += [torch.zeros_like(weights.gaussians.means[:, 0], dtype=torch.int32)] * (share - len(found))
+        each = group.all_gather(torch.stack(found))  # of all processes, the first view of each, then the second, ...
+        return cls(torch.stack(each, dim=1).flatten(0, 1)[: len(chosen)].cpu(), centers, _of_all(cameras))
 
 
 @torch.no_grad()
 def shrinkage(
     gaussians: Gaussians,
-    cameras: Sequence[Camera],
-    weights: Tensor,
-    half: float,
-    prior: float,
+    weights: ViewWeights,
+    config: TrainConfig,
     *,
     rows: slice | None = None,
     group: ProcessGroup | None = None,
 ) -> Tensor:
     """Return [N, K + 1, 3] float32, what changes the coefficients of trained Gaussians: sh0, then shN.
 
-    gaussians: with every step applied to shN. weights: [V, N], of view_weights() for all Gaussians of the run.
-    half: ``train.sh_views``. prior: effective views that the prior counts as, ``train.sh_prior``; both above 0.
+    gaussians: with every step applied to shN. weights: of all Gaussians of the run.
+    config: with ``sh_views`` and ``sh_prior``, the effective views that the prior counts as, both above 0.
     rows: which of the run's Gaussians these are; group: of the processes that hold the others. None: these are all.
     """
-    centers = gaussians.means.new_tensor(
-        np.stack([cameras[index].center for index in views_of(len(cameras), 0)]), dtype=torch.float64
-    )
-    total = max(1, int(weights.sum(dtype=torch.int64)))
-    own = weights if rows is None else weights[:, rows]
+    half, prior = config.sh_views, config.sh_prior or 0.0
+    total = max(1, int(weights.sums.sum(dtype=torch.int64)))
+    own = replace(weights, centers=weights.centers.to(gaussians.device))
+    if rows is not None:
+        own = replace(own, sums=weights.sums[:, rows])
     size, step = gaussians.shN.shape[1], _ROWS[gaussians.device.type]
-    every = max(1, -(-weights.shape[1] // _SAMPLE))
+    every = max(1, -(-weights.sums.shape[1] // _SAMPLE))
     first = 0 if rows is None else -rows.start % every
     sample = torch.arange(first, len(gaussians), every, device=gaussians.device)
     sums = torch.zeros(size, size + 4, dtype=torch.int64, device=gaussians.device)
     for some in torch.split(sample, step):
-        seen = _Seen(gaussians, centers, own, _of_all(cameras), some)
+        seen = _Evidence(gaussians, own, some)
         evidence = seen.views**2 / (seen.views + half) * (seen.total / total)
         relative = (seen.shN / seen.colour).clamp(-_LARGEST, _LARGEST)
         ones = torch.ones_like(seen.mean)[:, None]
@@ -181,7 +169,7 @@ def shrinkage(
     change = gaussians.shN.new_empty(len(gaussians), size + 1, 3, device=gaussians.device)
     for start in range(0, len(gaussians), step):
         chunk = slice(start, start + step)
-        seen = _Seen(gaussians, centers, own, _of_all(cameras), chunk)
+        seen = _Evidence(gaussians, own, chunk)
         guess, evidence = mean * seen.colour, seen.views**2 / half
         unit = prior * torch.eye(size, dtype=torch.float64, device=gaussians.device)[..., None]
         precision = seen.spread * evidence
@@ -194,24 +182,22 @@ def shrinkage(
     return change
 
 
-class _Seen:
-    """The evidence of the views that are rendered on the colours of C Gaussians; all float64, the Gaussians last.
+class _Evidence:
+    """What the views that are rendered say of the colours of C Gaussians; all float64, the Gaussians last.
 
     views: [C] effective numbers of all cameras. total: [C] sums of weights. shN: [K, 3, C]. colour: [3, C], their base
     colour. mean, spread: [K, C], [K, K, C], mean and covariance of the basis functions over the views.
     """
 
-    def __init__(
-        self, gaussians: Gaussians, centers: Tensor, weights: Tensor, of_all: float, rows: slice | Tensor
-    ) -> None:
+    def __init__(self, gaussians: Gaussians, weights: ViewWeights, rows: slice | Tensor) -> None:
         means = gaussians.means[rows].double()
         self.shN = gaussians.shN[rows].to(means.device).double().permute(1, 2, 0)
         self.colour = (0.5 + _CONSTANT * gaussians.sh0[rows].double().T).clamp(min=_LEAST)
-        here = rows if isinstance(rows, slice) else rows.to(weights.device)
-        each, size = weights[:, here].to(means.device).double(), self.shN.shape[0]
+        here = rows if isinstance(rows, slice) else rows.to(weights.sums.device)
+        each, size = weights.sums[:, here].to(means.device).double(), self.shN.shape[0]
         self.total, squares = each.new_zeros(len(means)), each.new_zeros(len(means))
         first, second = each.new_zeros(size, len(means)), each.new_zeros(size, size, len(means))
-        for center, weight in zip(centers, each, strict=True):
+        for center, weight in zip(weights.centers, each, strict=True):
             x, y, z = (means - center).unbind(1)
             length = sqrt(x * x + y * y + z * z).clamp(min=1e-30)
             directions = torch.stack([x / length, y / length, z / length], 1)
@@ -222,7 +208,7 @@ class _Seen:
             first += weighted
             second += weighted[:, None] * basis[None]
         some = self.total.clamp(min=1.0)
-        self.views = of_all * self.total**2 / squares.clamp(min=1.0)
+        self.views = weights.of_all * self.total**2 / squares.clamp(min=1.0)
         self.mean = first / some
         self.spread = second / some - self.mean[:, None] * self.mean[None]
 

@@ -18,7 +18,7 @@ from splatcli.rasterizer.reference import render_reference
 from splatcli.rasterizer.rendering import blend_weights
 from splatcli.rasterizer.step_inputs import DensifyStats
 from splatcli.train.densify import AdcStrategy, Refinement
-from splatcli.train.densify.contribution import VIEWS, largest_weights, views_of
+from splatcli.train.densify.contribution import VIEWS, BlendWeights, largest_weights, views_of
 from splatcli.train.densify.default import WEAK_PRUNINGS
 from tests.rasterizer.scenes import random_camera, random_scene
 from tests.rasterizer.scenes import random_gaussians as gaussians_around
@@ -58,7 +58,7 @@ def test_without_a_compiler_the_reference_finds_the_weights(monkeypatch: pytest.
 def test_the_largest_weight_of_any_view_counts() -> None:
     gaussians, cameras = gaussians_around(3, 30), [random_camera(seed, 64, 48) for seed in range(3)]
     each = torch.stack([blend_weights(gaussians, camera.resized(32, 24)) for camera in cameras])
-    found = largest_weights(gaussians, cameras, 5)
+    found = largest_weights(BlendWeights(gaussians, cameras), 5)
     assert_close(found, each.amax(dim=0), rtol=0, atol=0)
     assert len(set(each.argmax(dim=0).tolist())) > 1
 
@@ -78,10 +78,10 @@ def test_ranks_share_the_views_and_know_the_same() -> None:
             return parts
 
     group: Any = Rank(0)
-    own = largest_weights(gaussians, cameras, 0, group=group)
+    own = largest_weights(BlendWeights(gaussians, cameras, group=group), 0)
     group = Rank(1)
-    both = largest_weights(gaussians, cameras, 0, group=group)
-    assert_close(both, largest_weights(gaussians, cameras, 0), rtol=0, atol=0)
+    both = largest_weights(BlendWeights(gaussians, cameras, group=group), 0)
+    assert_close(both, largest_weights(BlendWeights(gaussians, cameras), 0), rtol=0, atol=0)
     assert not torch.equal(own, both)
 
 

@@ -14,17 +14,17 @@ from torch.testing import assert_close
 
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.checkpoint.state import RenderColumns
-from splatcli.config import Config, parse_config
+from splatcli.config import Config, TrainConfig, parse_config
 from splatcli.errors import SplatError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer.reference import render_reference
 from splatcli.scene.camera import Camera
 from splatcli.sh import sh_basis
 from splatcli.train.changed_settings import changed_config
-from splatcli.train.densify.contribution import VIEWS
+from splatcli.train.densify.contribution import VIEWS, BlendWeights
 from splatcli.train.events import Saved
 from splatcli.train.state import TrainState, gaussians_to_render, rendered_alike
-from splatcli.train.view_dependence import damp, effective_views, shrinkage, view_weights
+from splatcli.train.view_dependence import ViewWeights, damp, effective_views, shrinkage
 from tests.rasterizer.scenes import random_camera
 from tests.rasterizer.scenes import random_gaussians as gaussians_around
 from tests.train.worlds import (
@@ -35,6 +35,8 @@ from tests.train.worlds import (
     short_config,
     start_plain,
 )
+
+PRIOR = TrainConfig(sh_views=3.0, sh_prior=1.0)
 
 
 def config(steps: int = 40, degree: int = 3, **train: object) -> Config:
@@ -66,7 +68,7 @@ def plain_count(gaussians: Gaussians, cameras: list[Camera]) -> tuple[Tensor, Te
 def test_the_count_is_that_of_plain_torch() -> None:
     gaussians, cameras = gaussians_around(3, 30), [random_camera(seed, 64, 48) for seed in range(5)]
     wanted, pixels = plain_count(gaussians, [camera.resized(32, 24) for camera in cameras])
-    found = effective_views(gaussians, cameras)
+    found = effective_views(BlendWeights(gaussians, cameras))
     assert found.dtype == torch.float32
     seen = pixels > 1.0  # weights are rounded to 1/512 of a pixel
     assert int(seen.sum()) > 15
@@ -79,9 +81,9 @@ def test_equal_views_count_one_each_and_what_no_view_shows_none() -> None:
     gaussians.means[:] = torch.tensor([[0.0, 0.0, 0.0], [0.0, 50.0, 0.0]])
     cameras = ring_cameras(7, 64)
     gaussians.log_scales[:] = -2.0  # a ball, which looks the same from everywhere
-    assert_close(effective_views(gaussians, cameras), torch.tensor([7.0, 0.0]), rtol=1e-3, atol=0)
+    assert_close(effective_views(BlendWeights(gaussians, cameras)), torch.tensor([7.0, 0.0]), rtol=1e-3, atol=0)
     near = ring_cameras(1, 64, radius=1.0)
-    assert 1.0 < float(effective_views(gaussians, [*near, *cameras])[0]) < 4.0
+    assert 1.0 < float(effective_views(BlendWeights(gaussians, [*near, *cameras]))[0]) < 4.0
 
 
 def test_of_many_views_some_are_rendered_and_stand_for_all() -> None:
@@ -89,7 +91,9 @@ def test_of_many_views_some_are_rendered_and_stand_for_all() -> None:
     gaussians.means.zero_()
     gaussians.log_scales[:] = -2.0
     count = 3 * VIEWS + 5
-    assert_close(effective_views(gaussians, ring_cameras(count)), torch.tensor([float(count)]), rtol=1e-3, atol=0)
+    assert_close(
+        effective_views(BlendWeights(gaussians, ring_cameras(count))), torch.tensor([float(count)]), rtol=1e-3, atol=0
+    )
 
 
 def test_ranks_share_the_views_and_have_the_bits_of_one_process() -> None:
@@ -105,8 +109,8 @@ def test_ranks_share_the_views_and_have_the_bits_of_one_process() -> None:
             return parts
 
     groups: list[Any] = [Rank(rank) for rank in (2, 0, 1)]
-    *_, all_of_them = [effective_views(gaussians, cameras, group=group) for group in groups]
-    assert torch.equal(all_of_them, effective_views(gaussians, cameras))
+    *_, all_of_them = [effective_views(BlendWeights(gaussians, cameras, group=group)) for group in groups]
+    assert torch.equal(all_of_them, effective_views(BlendWeights(gaussians, cameras)))
 
 
 def plain_shrinkage(
@@ -148,11 +152,11 @@ def plain_shrinkage(
 def test_shrinkage_is_least_squares_towards_the_mean_of_all(degree: int) -> None:
     cameras = [random_camera(seed, 64, 48) for seed in range(6)]
     gaussians = gaussians_around(3, 40, sh_degree=degree)
-    weights = view_weights(gaussians, cameras)
-    assert int((weights > 0).any(dim=0).sum()) > 20
-    assert bool((weights == 0).all(dim=0).any()), "some are in no view"
-    common, wanted = plain_shrinkage(gaussians, cameras, weights, 3.0, 0.7)
-    found = shrinkage(gaussians, cameras, weights, 3.0, 0.7)
+    weights = ViewWeights.of(BlendWeights(gaussians, cameras))
+    assert int((weights.sums > 0).any(dim=0).sum()) > 20
+    assert bool((weights.sums == 0).all(dim=0).any()), "some are in no view"
+    common, wanted = plain_shrinkage(gaussians, cameras, weights.sums, 3.0, 0.7)
+    found = shrinkage(gaussians, weights, TrainConfig(sh_views=3.0, sh_prior=0.7))
     assert found.dtype == torch.float32
     assert float(common.abs().max()) > 1e-3
     assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
@@ -162,18 +166,19 @@ def test_shrinkage_is_least_squares_towards_the_mean_of_all(degree: int) -> None
 
 def test_no_gaussians_have_no_change() -> None:
     gaussians = random_gaussians(0, degree=3)
-    assert shrinkage(gaussians, ring_cameras(4), torch.zeros(4, 0, dtype=torch.int32), 3.0, 1.0).shape == (0, 16, 3)
+    weights = ViewWeights(torch.zeros(4, 0, dtype=torch.int32), torch.zeros(4, 3, dtype=torch.float64), 1.0)
+    assert shrinkage(gaussians, weights, PRIOR).shape == (0, 16, 3)
 
 
 def test_what_views_show_keeps_its_mean_colour() -> None:
     """Below degree three, whose coefficients are damped besides, the mean over the views of each Gaussian stays."""
     cameras = [random_camera(seed, 64, 48) for seed in range(6)]
     gaussians = gaussians_around(3, 40, sh_degree=2)
-    weights = view_weights(gaussians, cameras)
-    change = shrinkage(gaussians, cameras, weights, 3.0, 1.0).double()
+    weights = ViewWeights.of(BlendWeights(gaussians, cameras))
+    change = shrinkage(gaussians, weights, PRIOR).double()
     assert float(change[:, 1:].abs().max()) > 1e-2
     for index, mean in enumerate(gaussians.means.double()):
-        shares = weights[:, index].double()
+        shares = weights.sums[:, index].double()
         if shares.sum() > 0:
             rays = torch.stack([mean - torch.as_tensor(camera.center, dtype=torch.float64) for camera in cameras])
             basis = sh_basis(torch.nn.functional.normalize(rays, dim=1), 2)
@@ -184,8 +189,8 @@ def test_what_views_show_keeps_its_mean_colour() -> None:
 def test_processes_that_hold_parts_have_the_shrinkage_of_one() -> None:
     cameras = [random_camera(seed, 64, 48) for seed in range(5)]
     gaussians = gaussians_around(3, 31)
-    whole = view_weights(gaussians, cameras)
-    wanted = shrinkage(gaussians, cameras, whole, 3.0, 1.0)
+    whole = ViewWeights.of(BlendWeights(gaussians, cameras))
+    wanted = shrinkage(gaussians, whole, PRIOR)
     for size in (2, 3):
         parts: list[Tensor] = []
 
@@ -198,14 +203,14 @@ def test_processes_that_hold_parts_have_the_shrinkage_of_one() -> None:
                 return self.parts
 
         groups: list[Any] = [Rank(rank) for rank in range(size)]
-        *_, weights = [view_weights(gaussians, cameras, group=group) for group in groups]
-        assert torch.equal(weights, whole)
+        *_, weights = [ViewWeights.of(BlendWeights(gaussians, cameras, group=group)) for group in groups]
+        assert torch.equal(weights.sums, whole.sums)
         cuts = [round(31 * rank / size) for rank in range(size + 1)]
         slices = [slice(*pair) for pair in itertools.pairwise(cuts)]
         own = [gaussians.map(lambda column, rows=rows: column[rows]) for rows in slices]
         parts.clear()
         for group, part, rows in zip(groups, own, slices, strict=True):  # fills parts; the last one has all
-            last = shrinkage(part, cameras, whole, 3.0, 1.0, rows=rows, group=group)
+            last = shrinkage(part, whole, PRIOR, rows=rows, group=group)
         assert torch.equal(last, wanted[slices[-1]])
 
 
@@ -235,7 +240,7 @@ def test_a_finished_run_is_shown_damped_and_its_state_stays_raw() -> None:
     assert state.columns.effective_views is not None
     assert undamped.columns.effective_views is None
     assert torch.equal(
-        state.columns.effective_views, effective_views(state.gaussians, state.training_cameras(), antialiased=False)
+        state.columns.effective_views, effective_views(BlendWeights(state.gaussians, state.training_cameras()))
     )
     for name in GROUPS:
         assert torch.equal(getattr(state.gaussians, name), getattr(undamped.gaussians, name)), name
@@ -361,7 +366,7 @@ def test_a_run_of_views_far_apart_ends_with_a_change_and_its_state_stays_raw(tmp
     for name in GROUPS:
         assert torch.equal(getattr(state.gaussians, name), getattr(raw.gaussians, name)), name
     cameras, trained = state.training_cameras(), raw.gaussians_to_render()
-    change = shrinkage(trained, cameras, view_weights(trained, cameras), 3.0, 1.0)
+    change = shrinkage(trained, ViewWeights.of(BlendWeights(trained, cameras)), PRIOR)
     assert torch.equal(state.columns.sh_change, change)
     path = tmp_path / "ckpt.pt"
     save_checkpoint(path, run.saved[40])

@@ -17,7 +17,7 @@ from splatcli.rasterizer.filter_3d import filter_sizes, opacity_shares
 from splatcli.rasterizer.step_inputs import DensifyStats
 from splatcli.reproducible import log
 from splatcli.train.densify import Refinement, Strategy, apply_refinement, refinement_of
-from splatcli.train.densify.contribution import largest_weights
+from splatcli.train.densify.contribution import BlendWeights, largest_weights
 from splatcli.train.densify.free_space import FreeSpace
 from splatcli.train.events import Capped, Event, OpacityReset, Refined
 from splatcli.train.monitor import check_count, check_refinement
@@ -132,15 +132,8 @@ class DensityControl:
         if sizes is not None and state.shard is not None:
             assert self._group is not None
             sizes = self._group.all_gather_rows(sizes)
-        weights = largest_weights(
-            gaussians,
-            state.training_cameras(),
-            step // state.config.schedule.refine_every,
-            antialiased=state.config.train.antialiased,
-            filter_3d=sizes,
-            group=self._group,
-        )
-        return replace(stats, weights=weights)
+        weights = BlendWeights(gaussians, state.training_cameras(), state.config.train.antialiased, sizes, self._group)
+        return replace(stats, weights=largest_weights(weights, step // state.config.schedule.refine_every))
 
     def _without_free_space(self, refinement: Refinement, gaussians: Gaussians, state: TrainState) -> Refinement:
         """Return ``refinement`` of ``gaussians`` without the rows that lie in the free space around the cameras."""
