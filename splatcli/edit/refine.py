@@ -25,11 +25,12 @@ from splatcli.scene.scene import Scene
 from splatcli.train.backgrounds import training_image_background
 from splatcli.train.densify.base import Refinement
 from splatcli.train.monitor import FiniteMonitor
-from splatcli.train.per_view_params import PerViewParams
+from splatcli.train.per_view_params import PerViewParams, ViewRates
 from splatcli.train.run_scene import run_scene
 from splatcli.train.start import first_gaussians, new_state
 from splatcli.train.state import Placement
 from splatcli.train.step import Stepper
+from splatcli.train.training_images import TrainingImages
 
 #: Operations after which photos show what the model lacks, by the start of their labels: training would make it anew
 #: from Gaussians beside it.
@@ -71,7 +72,8 @@ def refine(gaussians: Gaussians, checkpoint: Checkpoint, scene: Scene, steps: in
     placement = Placement(torch.device(device))
     state, _ = new_state(config, scene, first_gaussians(config, scene, gaussians), placement)
     state.per_view_params = _FixedViews.from_checkpoint(checkpoint)
-    stepper = Stepper(state, scene, MemoryBudget(state.gaussians.device, config.memory.budget))
+    images = TrainingImages(scene, state.gaussians.device, depth_lambda=config.depth_lambda)
+    stepper = Stepper(state, images, MemoryBudget(state.gaussians.device, config.memory.budget))
     strategy, monitor = FixedCount(), FiniteMonitor()
     for step in track(range(1, steps + 1), "refining"):
         stepper.step(state, strategy, step)
@@ -107,10 +109,8 @@ def _settings(config: Config, sh_degree: int, steps: int) -> Config:
 class _FixedViews(PerViewParams):
     """Parameters of views that stay as they are."""
 
-    def of(
-        self, row: int, camera: Camera, config: Config, extent: float, step: int, device: torch.device
-    ) -> ViewParams | None:
-        found = super().of(row, camera, config, extent, step, device)
+    def of(self, row: int, camera: Camera, rates: ViewRates, device: torch.device) -> ViewParams | None:
+        found = super().of(row, camera, rates, device)
         if found is None or found.colours is None:
             return None
         return ViewParams(lambda v_viewmat, v_colours: None, colours=found.colours)

@@ -90,6 +90,28 @@ class ViewTable:
         return cls(*(views[name + part].clone() for part in parts))
 
 
+@dataclass(frozen=True, slots=True)
+class ViewRates:
+    """The learning rates of per-view parameters in step number ``step`` of a run.
+
+    config: the settings of the run. extent: of the scene, world units.
+    """
+
+    config: Config
+    extent: float
+    step: int
+
+    def of(self, table: str) -> float:
+        """Return the rate of one of the settings ``views.{table}_lr``, which falls log-linearly."""
+        views, done = self.config.views, self.step / self.config.schedule.lr_steps
+        return log_linear(getattr(views, f"{table}_lr"), getattr(views, f"{table}_lr_final"), done)
+
+    @property
+    def moves_poses(self) -> bool:
+        """Whether poses have begun to change."""
+        return self.step > self.config.views.pose_start * self.config.schedule.lr_steps
+
+
 @dataclass(slots=True)
 class PerViewParams:
     """The tables of a run; None where its settings train no such parameter.
@@ -171,12 +193,10 @@ class PerViewParams:
             params[-RESPONSE_NUMBERS:] = self.ppisp_camera.values[0, -RESPONSE_NUMBERS:]
         return _recoloured(image, params)
 
-    def of(
-        self, row: int, camera: Camera, config: Config, extent: float, step: int, device: torch.device
-    ) -> ViewParams | None:
-        """Return the parameters of training view ``row`` for step number ``step``; None where none are trained.
+    def of(self, row: int, camera: Camera, rates: ViewRates, device: torch.device) -> ViewParams | None:
+        """Return the parameters of training view ``row`` for the step of ``rates``; None where none are trained.
 
-        camera: the scene's. extent: of the scene, world units. device: the Gaussians'.
+        camera: the scene's. device: the Gaussians'.
         """
         colours = self._colours(row)
         if self.pose is None and colours is None:
@@ -184,14 +204,13 @@ class PerViewParams:
 
         def apply_grad(v_viewmat: Tensor | None, v_colours: Tensor | None) -> None:
             if v_viewmat is not None:
-                self._apply_pose_grad(row, camera, v_viewmat, config, extent, step)
+                self._apply_pose_grad(row, camera, v_viewmat, rates)
             if v_colours is not None:
-                self._apply_colour_grad(row, v_colours, config, step)
+                self._apply_colour_grad(row, v_colours, rates)
 
         # A copy, since gradients may be applied to the table while its step is still pending.
         colours = None if colours is None else to_device(colours.to(torch.float32, copy=True), device)
-        moves = self.pose is not None and step > config.views.pose_start * config.schedule.lr_steps
-        return ViewParams(apply_grad, moves, colours)
+        return ViewParams(apply_grad, self.pose is not None and rates.moves_poses, colours)
 
     def _colours(self, row: int) -> Tensor | None:
         """Return what changes the colours of training view ``row``: exposure, grid or PPISP's numbers, if any."""
@@ -200,29 +219,22 @@ class PerViewParams:
         table = self.exposure if self.bilateral_grid is None else self.bilateral_grid
         return None if table is None else table.values[row]
 
-    def _apply_pose_grad(
-        self, row: int, camera: Camera, v_viewmat: Tensor, config: Config, extent: float, step: int
-    ) -> None:
+    def _apply_pose_grad(self, row: int, camera: Camera, v_viewmat: Tensor, rates: ViewRates) -> None:
         assert self.pose is not None
-        views = config.views
-        delta = self.pose.values[row]
+        delta, rate = self.pose.values[row], rates.of("pose")
         grad = torch.from_numpy(pose_delta_vjp(camera, delta.numpy(), v_viewmat.double().numpy()))
-        rate = _rate(views.pose_lr, views.pose_lr_final, config, step)
-        lr = torch.tensor([rate] * 3 + [rate * extent] * 3, dtype=torch.float64)
-        self.pose.apply_grad(row, grad + views.pose_reg * delta, lr, shared=True)
+        lr = torch.tensor([rate] * 3 + [rate * rates.extent] * 3, dtype=torch.float64)
+        self.pose.apply_grad(row, grad + rates.config.views.pose_reg * delta, lr, shared=True)
 
-    def _apply_colour_grad(self, row: int, v_colours: Tensor, config: Config, step: int) -> None:
-        views = config.views
+    def _apply_colour_grad(self, row: int, v_colours: Tensor, rates: ViewRates) -> None:
+        views = rates.config.views
         if self.bilateral_grid is not None:
-            rate = _rate(views.bilateral_grid_lr, views.bilateral_grid_lr_final, config, step)
             smooth = views.bilateral_grid_tv * variation_gradient(self.bilateral_grid.values[row])
-            self.bilateral_grid.apply_grad(row, v_colours.float() + smooth, rate)
+            self.bilateral_grid.apply_grad(row, v_colours.float() + smooth, rates.of("bilateral_grid"))
         if self.exposure is not None:
-            rate = _rate(views.exposure_lr, views.exposure_lr_final, config, step)
-            self.exposure.apply_grad(row, v_colours.double(), rate)
+            self.exposure.apply_grad(row, v_colours.double(), rates.of("exposure"))
         if self.ppisp is not None and self.ppisp_camera is not None:
-            rate = _rate(views.ppisp_lr, views.ppisp_lr_final, config, step)
-            params = self._colours(row)
+            params, rate = self._colours(row), rates.of("ppisp")
             assert params is not None
             mean = tree_sum(self.ppisp.values.T.contiguous()) / len(self.ppisp.values)
             grad = v_colours.double() + views.ppisp_reg * prior_gradient(params, mean)
@@ -240,8 +252,3 @@ def _recoloured(image: Tensor, colours: Tensor | None) -> Tensor:
     if colours is None:
         return image
     return recolour(image.contiguous(), to_device(colours.to(image.dtype), image.device), torch.empty_like(image))
-
-
-def _rate(first: float, last: float, config: Config, step: int) -> float:
-    """Return the learning rate of a view's parameters at ``step``."""
-    return log_linear(first, last, step / config.schedule.lr_steps)

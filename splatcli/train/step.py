@@ -6,6 +6,7 @@ import contextlib
 import functools
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +27,7 @@ from splatcli.train.densify import Strategy
 from splatcli.train.dropout import dropout_filter, dropout_rate, dropped
 from splatcli.train.events import Stepped
 from splatcli.train.monitor import check_loss
+from splatcli.train.per_view_params import ViewRates
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.schedule import active_sh_degree, image_divisor, learning_rates
 from splatcli.train.state import TrainState
@@ -35,12 +37,26 @@ if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingView:
+    """A training view in a step.
+
+    row: of the run's training views. camera: the scene's, at the image's size. image: what the step is compared with.
+    background: [3], the colour behind the Gaussians, on their device.
+    """
+
+    row: int
+    camera: Camera
+    image: TrainingImage
+    background: Tensor
+
+
 class Stepper:
     """Trains the Gaussians of one state, one step at a time.
 
+    images: the training images of the scene, on the state's device.
     engine: for steps on one view; None makes one for the state's device within ``budget``.
     group: the processes that train the run together, if there are several.
-    image_limit: bytes that training images may take on a GPU, see TrainingImages.
 
     batch_engine: for steps on several views; None where a step has one view.
     most_gaussians: that a step was done with.
@@ -49,17 +65,15 @@ class Stepper:
     def __init__(
         self,
         state: TrainState,
-        scene: Scene,
+        images: TrainingImages,
         budget: MemoryBudget,
         *,
         group: ProcessGroup | None = None,
         engine: StepEngine | None = None,
-        image_limit: int | None = None,
     ) -> None:
-        device = state.gaussians.device
-        self.engine = engine or engine_for(device, budget)
+        self.engine = engine or engine_for(state.gaussians.device, budget)
         self.batch_engine = _batch_engine(state, budget, group)
-        self.images = TrainingImages(scene, device, limit=image_limit, depth_lambda=state.config.depth_lambda)
+        self.images = images
         self.most_gaussians = 0
         #: The newest loss of each training view, by name.
         self.view_losses: dict[str, float] = {}
@@ -87,11 +101,11 @@ class Stepper:
         with _draws_undone_on_error(state):
             state.sampler.next()
             self.images.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
-            background = training_background(state)
+            view = TrainingView(row, camera, image, training_background(state))
             views = state.config.views
             if views.ppisp or (views.trained and any(name == camera.name for _, name, _, _ in self._pending)):
                 reported = self.drain(state)  # this view's or camera's parameters are updated before their use
-            inputs = step_inputs(state, strategy, step, row, camera, image, background)
+            inputs = step_inputs(state, strategy, step, view)
         self._pending.append((step, camera.name, len(state.gaussians), inputs.sh_degree))
         return reported + self._report(state, self.engine.submit(state.gaussians, state.adam, inputs))
 
@@ -126,7 +140,7 @@ class Stepper:
 
         def inputs_of(i: int) -> StepInputs:
             camera, image = self._view(state, step, rows[i])
-            return step_inputs(state, strategy, step, rows[i], camera, image, backgrounds[i])
+            return step_inputs(state, strategy, step, TrainingView(rows[i], camera, image, backgrounds[i]))
 
         with _draws_undone_on_error(state):
             rows = [state.sampler.next() for _ in range(state.config.train.batch_size)]
@@ -151,28 +165,23 @@ class Stepper:
         return self.images.reduced(state.train[row], image_divisor(state.config.schedule, step))
 
 
-def step_inputs(
-    state: TrainState, strategy: Strategy, step: int, row: int, camera: Camera, image: TrainingImage, background: Tensor
-) -> StepInputs:
-    """Return the inputs of step number ``step`` on training view ``row``.
-
-    camera: the scene's, at the image's size. background: [3], on the Gaussians' device.
-    """
-    config = state.config
+def step_inputs(state: TrainState, strategy: Strategy, step: int, view: TrainingView) -> StepInputs:
+    """Return the inputs of step number ``step`` on a training view."""
+    config, image = state.config, view.image
     lrs = learning_rates(config.optim, config.schedule, state.dataset.extent, step)
     return StepInputs(
-        state.per_view_params.camera(row, camera),
-        image.over(background),
+        state.per_view_params.camera(view.row, view.camera),
+        image.over(view.background),
         lrs=lrs,
         sh_degree=active_sh_degree(config.schedule, state.gaussians.sh_degree, step),
-        background=background,
+        background=view.background,
         ssim_lambda=config.train.ssim_lambda,
         antialiased=config.train.antialiased,
         stats=state.stats if strategy.collects_stats(step) else None,
         mask=image.masked,
         regularisation=strategy.regularisation(step, lrs["means"]),
         absgrad=strategy.absgrad,
-        view_params=_view_params(state, step, row, camera),
+        view_params=_view_params(state, step, view.row, view.camera),
         depth=image.depth,
         alpha_lambda=_alpha_lambda(config, step) if image.opaque else 0.0,
         mask_lambda=config.train.mask_lambda if _is_late(config, step) else 0.0,
@@ -183,8 +192,8 @@ def step_inputs(
 
 def _view_params(state: TrainState, step: int, row: int, camera: Camera) -> ViewParams | None:
     """Return the trained parameters of training view ``row`` in step number ``step``; None where none are trained."""
-    extent, device = state.dataset.extent, state.gaussians.device
-    return state.per_view_params.of(row, camera, state.config, extent, step, device)
+    rates = ViewRates(state.config, state.dataset.extent, step)
+    return state.per_view_params.of(row, camera, rates, state.gaussians.device)
 
 
 def _filter_3d(state: TrainState, step: int) -> Tensor | None:

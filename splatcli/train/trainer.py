@@ -60,6 +60,7 @@ from splatcli.train.start import check_loss_given, first_gaussians, new_state, r
 from splatcli.train.state import Placement, TrainState
 from splatcli.train.step import Stepper
 from splatcli.train.tensorboard import check_tensorboard
+from splatcli.train.training_images import TrainingImages
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
@@ -198,12 +199,11 @@ class Trainer:
         self.recovery = Recovery(run_dir)
 
     def _build(self, image_limit: int | None) -> None:
-        """Make strategy, stepper, scorer and monitors of the current state. image_limit: see Stepper."""
-        config = self.state.config
+        """Make strategy, stepper, scorer and monitors of the current state. image_limit: of TrainingImages."""
+        config, device = self.state.config, self.state.gaussians.device
         self.strategy = self._make_strategy(config, self.state.dataset.extent)
-        self.stepper = Stepper(
-            self.state, self.scene, self._budget, group=self.group, engine=self._engine, image_limit=image_limit
-        )
+        images = TrainingImages(self.scene, device, limit=image_limit, depth_lambda=config.depth_lambda)
+        self.stepper = Stepper(self.state, images, self._budget, group=self.group, engine=self._engine)
         engine = self.stepper.batch_engine
         self.scorer = (
             ShardedScorer(self.scene, self._renderer, engine)

@@ -28,7 +28,7 @@ from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
 from splatcli.train.changed_settings import changed_config
 from splatcli.train.events import Evaluated, Probed, Stepped
-from splatcli.train.per_view_params import PerViewParams, ViewTable, trained_tables
+from splatcli.train.per_view_params import PerViewParams, ViewRates, ViewTable, trained_tables
 from splatcli.train.trainer import Trainer
 from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, float32
@@ -421,7 +421,9 @@ def test_a_map_of_colours_begins_with_those_that_are_rendered_and_is_that_of_the
     for key, tensor in params.stored().items():
         if key in VIEW_TABLES:
             tensor += 0.1 * torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype)
-    colours = params.of(1, around(2, SIZE)[1], build_config({f"views.{name}": True}), 1.0, 1, torch.device("cpu"))
+    colours = params.of(
+        1, around(2, SIZE)[1], ViewRates(build_config({f"views.{name}": True}), 1.0, 1), torch.device("cpu")
+    )
     assert colours is not None
     assert colours.colours is not None
     expected = recolour_reference(image, colours.colours.double())
