@@ -903,11 +903,10 @@ def _strategy_factory(strategy: object) -> StrategyFactory:
         pass
     except TypeError:
         name = getattr(strategy, "__name__", type(strategy).__name__)
-        made = f"{name}.of" if hasattr(strategy, "of") else f"lambda config, extent: {_called(name)}(...)"
         raise UsageError(
             f"{name} cannot be called with a run's settings and the scene's extent",
             where="strategy",
-            remedy=f"an object, or strategy={made}",
+            remedy=f"an object, or strategy=lambda config, extent: {_called(name)}(...)",
         ) from None
 
     def make(config: Config, extent: float) -> Strategy:

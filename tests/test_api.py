@@ -776,13 +776,13 @@ def test_a_strategy_is_made_of_the_settings_of_the_run(ball: Path, tmp_path: Pat
     options: dict[str, Any] = {**TINY, "iterations": 40, "refine_every": 4, "refine_start": 2}
     same: dict[str, Any] = {**options, "long_axis_split": True, "grow_grad2d": 3e-4}
     plain = splatcli.train(ball, output=tmp_path / "plain", **options)
-    own = splatcli.train(ball, output=tmp_path / "own", strategy=Weighted.of, **same)
+    own = splatcli.train(ball, output=tmp_path / "own", strategy=Weighted, **same)
     assert len(own.model) > 200
     for (name, tensor), (_, expected) in zip(own.model.gaussians.items(), plain.model.gaussians.items(), strict=True):
         assert torch.equal(tensor, expected), name
-    bold = splatcli.Trainer(ball, output=tmp_path / "bold", strategy=Bolder.of, cap_max=300, **same)
+    bold = splatcli.Trainer(ball, output=tmp_path / "bold", strategy=Bolder, cap_max=300, **same)
     bold.run(stop_at=20)
-    done = splatcli.Trainer.resume(tmp_path / "bold", device="cpu", strategy=Bolder.of).run()
+    done = splatcli.Trainer.resume(tmp_path / "bold", device="cpu", strategy=Bolder).run()
     assert len(own.model) != len(done.model) == 300
     assert load_checkpoint(done.checkpoint).config.strategy.name == "Bolder"
 
@@ -814,7 +814,10 @@ def test_what_a_function_makes_has_to_be_a_strategy(ball: Path, tmp_path: Path) 
         ({"loss": plain_loss, "batch_size": 2}, "one view a step"),
         ({"loss": plain_loss, "budget": "1GiB"}, "budget: a loss of one's own takes memory that is not known"),
         ({"device": "tpu"}, "is no device"),
-        ({"strategy": AdcStrategy}, r"AdcStrategy cannot be called with a run's settings.*\n  help: .*AdcStrategy\.of"),
+        (
+            {"strategy": Doubles},
+            r"Doubles cannot be called with a run's settings.*\n  help: .*extent: Doubles\(\.\.\.\)",
+        ),
         ({"strategy": lambda config: None}, "<lambda> cannot be called with a run's settings"),
         ({"init": random_gaussians(3).map(torch.Tensor.log)}, r"init: \w+ has \d+ NaN or infinite values"),
     ],

@@ -37,7 +37,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_strategy_of_another_package_is_made_by_its_name(place: Path) -> None:
-    install(place, "splat_mine", WORKING, {STRATEGIES: {"mine": "splat_mine:Mine.of"}})
+    install(place, "splat_mine", WORKING, {STRATEGIES: {"mine": "splat_mine:Mine"}})
     assert "mine" in plugins(STRATEGIES)
     assert "splat_mine" not in sys.modules  # listed, not imported
     config = build_config({"strategy.name": "mine"})
@@ -80,11 +80,11 @@ def test_a_broken_plugin_is_named_with_its_package_and_entry_point(
 def test_a_crash_names_the_plugins_that_are_loaded(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(place))
     monkeypatch.delitem(sys.modules, "splat_crash", raising=False)
-    install(place, "splat_crash", WORKING, {STRATEGIES: {"crash": "splat_crash:Mine.of"}})
+    install(place, "splat_crash", WORKING, {STRATEGIES: {"crash": "splat_crash:Mine"}})
     assert "plug-in" not in str(problem_of(KeyError("x"), []).remedy)
     make_strategy(build_config({"strategy.name": "crash"}), 2.0)
     remedy = str(problem_of(KeyError("x"), []).remedy)
-    assert ", of splat or of the plug-in splat_crash (splatcli.strategies: crash = splat_crash:Mine.of);" in remedy
+    assert ", of splat or of the plug-in splat_crash (splatcli.strategies: crash = splat_crash:Mine);" in remedy
 
 
 FAILING = """
@@ -118,7 +118,7 @@ def test_a_strategy_that_fails_in_mid_run_is_named_and_a_sound_state_is_saved(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(place))
     monkeypatch.delitem(sys.modules, "splat_failing", raising=False)
-    points = {STRATEGIES: {"failing": "splat_failing:Failing.of"}}
+    points = {STRATEGIES: {"failing": "splat_failing:Failing"}}
     module = install(place, "splat_failing", FAILING.format(fails_in=fails_in), points)
     config, run = short_config(20, strategy={"name": "failing"}), MemoryRun()
     with pytest.raises(UsageError) as caught:
@@ -144,7 +144,7 @@ def test_a_strategy_that_fails_in_mid_run_is_named_and_a_sound_state_is_saved(
 
 def test_two_packages_with_one_name_are_both_named(place: Path) -> None:
     for package in ("splat_one", "splat_two"):
-        install(place, package, WORKING, {STRATEGIES: {"twice": f"{package}:Mine.of"}})
+        install(place, package, WORKING, {STRATEGIES: {"twice": f"{package}:Mine"}})
     with pytest.raises(UsageError, match=r"several packages .*(splat_one.*splat_two|splat_two.*splat_one)"):
         check_strategy(build_config({"strategy.name": "twice"}))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from splatcli.config import Schedule, StrategyConfig, build_config
+from splatcli.config import Config, Schedule, StrategyConfig, TrainConfig, build_config
 from splatcli.gaussians import Gaussians
 from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
@@ -93,8 +93,9 @@ def test_other_views_have_their_turn() -> None:
 
 
 def strategy(iterations: int = 3_000, cap: int | None = 100, prune_weakest: float = 0.1) -> AdcStrategy:
-    settings = StrategyConfig(name="absgrad", long_axis_split=True)
-    return AdcStrategy(settings, Schedule.scaled(iterations), iterations, 2.0, cap, prune_weakest)
+    settings = StrategyConfig(name="absgrad", long_axis_split=True, cap_max=cap, prune_weakest=prune_weakest)
+    train = TrainConfig(iterations=iterations)
+    return AdcStrategy(Config(strategy=settings, schedule=Schedule.scaled(iterations), train=train), 2.0)
 
 
 @pytest.mark.parametrize("iterations", [3_000, 7_000, 30_000])
@@ -112,7 +113,7 @@ def test_seven_refinements_prune_the_weakest(iterations: int) -> None:
 def test_runs_from_a_hull_under_a_cap_prune_them() -> None:
     def prunes(**settings: Any) -> bool:
         config = build_config({"train.iterations": 3_000, "strategy.cap_max": 100, "model.init": "hull", **settings})
-        return AdcStrategy.of(config, 2.0).uses_weights(1_400)
+        return AdcStrategy(config, 2.0).uses_weights(1_400)
 
     assert prunes()
     assert not prunes(**{"strategy.cap_max": None})

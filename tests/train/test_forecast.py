@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from splatcli.config import Schedule, StrategyConfig, with_settings
+from splatcli.config import Config, Schedule, StrategyConfig, TrainConfig, with_settings
 from splatcli.train.densify import AdcStrategy, McmcStrategy
 from splatcli.train.events import Stepped
 from splatcli.train.forecast import PIXELS_PER_GAUSSIAN, Forecast, GrowingStrategy
@@ -19,10 +19,9 @@ SCHEDULE = Schedule(refine_start=50, refine_stop=1_500, refine_every=30, num_dow
 
 
 def strategy(name: str) -> AdcStrategy | McmcStrategy:
-    config = StrategyConfig(name=name)
-    if name == "mcmc":
-        return McmcStrategy(config, SCHEDULE, ITERATIONS, 0, CAP)
-    return AdcStrategy(config, SCHEDULE, ITERATIONS, 1.0, CAP)
+    settings, train = StrategyConfig(name=name, cap_max=CAP), TrainConfig(iterations=ITERATIONS)
+    config = Config(strategy=settings, schedule=SCHEDULE, train=train)
+    return McmcStrategy(config, 1.0) if name == "mcmc" else AdcStrategy(config, 1.0)
 
 
 def cost(step: int, count: int) -> float:

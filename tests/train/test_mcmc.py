@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from splatcli.config import Schedule, StrategyConfig, build_config
+from splatcli.config import Config, Schedule, StrategyConfig, TrainConfig, build_config
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.train.densify import McmcStrategy, Refinement, apply_refinement, make_strategy
@@ -33,7 +33,8 @@ F64 = torch.float64
 
 def strategy(iterations: int = 30_000, **config: Any) -> McmcStrategy:
     settings = StrategyConfig.model_validate({"name": "mcmc", **config})
-    return McmcStrategy(settings, SCHEDULE, iterations, seed=5, cap=config.get("cap_max"))
+    train = TrainConfig(iterations=iterations, seed=5)
+    return McmcStrategy(Config(strategy=settings, schedule=SCHEDULE, train=train), 1.0)
 
 
 def world(*opacities: float) -> Gaussians:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from splatcli.config import Schedule, StrategyConfig, build_config, setting_fields, setting_flags
+from splatcli.config import Config, Schedule, StrategyConfig, TrainConfig, build_config, setting_fields, setting_flags
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.step_inputs import DensifyStats
 from splatcli.train.densify import STRATEGIES, AdcStrategy, Refinement, apply_refinement, make_strategy
@@ -28,7 +28,8 @@ SCHEDULE = Schedule(refine_start=500, refine_stop=15_000, refine_every=100, rese
 
 def strategy(iterations: int = 30_000, schedule: Schedule = SCHEDULE, **config: Any) -> AdcStrategy:
     settings = StrategyConfig.model_validate({"name": "adc", "revised_opacity": False, **config})
-    return AdcStrategy(settings, schedule, iterations, EXTENT, config.get("cap_max"))
+    train = TrainConfig(iterations=iterations)
+    return AdcStrategy(Config(strategy=settings, schedule=schedule, train=train), EXTENT)
 
 
 def world(*rows: tuple[float, float, float]) -> tuple[Gaussians, DensifyStats]:

@@ -36,9 +36,9 @@ StrategyFactory = Callable[[Config, float], Strategy]
 
 #: ``strategy.name`` -> what makes the strategy.
 STRATEGIES: dict[str, StrategyFactory] = {
-    "absgrad": AdcStrategy.of,
-    "adc": AdcStrategy.of,
-    "mcmc": McmcStrategy.of,
+    "absgrad": AdcStrategy,
+    "adc": AdcStrategy,
+    "mcmc": McmcStrategy,
 }
 
 

@@ -20,7 +20,7 @@ import math
 import torch
 from torch import Tensor
 
-from splatcli.config import HULL, Config, Schedule, StrategyConfig
+from splatcli.config import HULL, Config
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.reproducible import exp, expm1, log, logit_of, normal, rotate, softplus
@@ -47,37 +47,23 @@ LONG_AXIS_OFFSET = math.sqrt(1.0 - LONG_AXIS_SHRINK**2)
 class AdcStrategy:
     """ADC; see Strategy for the interface.
 
-    iterations: the run's length: its last step neither refines nor resets, and a reset needs a whole
-        ``reset_every`` before the end, so that no run ends in the dip after a reset.
-    extent: world units.
+    The last step of a run neither refines nor resets, and a reset needs a whole ``reset_every`` before the end, so that
+    no run ends in the dip after a reset.
+
+    extent: of the scene, world units.
     cap: of the Gaussians.
     prune_weakest: part of the Gaussians that each of WEAK_PRUNINGS refinements prunes for others, under a cap.
     """
 
-    def __init__(
-        self,
-        config: StrategyConfig,
-        schedule: Schedule,
-        iterations: int,
-        extent: float,
-        cap: int | None = None,
-        prune_weakest: float = 0.0,
-    ) -> None:
-        self.config = config
-        self.cap = cap
-        self.schedule = schedule
-        self.iterations = iterations
+    def __init__(self, config: Config, extent: float) -> None:
+        self.config = config.strategy
+        self.schedule = config.schedule
+        self.iterations = config.train.iterations
         self.extent = extent
-        self.prune_weakest = prune_weakest
-
-    @classmethod
-    def of(cls, config: Config, extent: float) -> AdcStrategy:
-        """Return the strategy for a run's settings."""
-        weakest = config.strategy.prune_weakest
-        if weakest is None:
-            weakest = WEAKEST if config.strategy.name == "absgrad" and config.model.init == HULL else 0.0
-        cap = config.max_gaussians()
-        return cls(config.strategy, config.schedule, config.train.iterations, extent, cap, weakest)
+        self.cap = config.max_gaussians()
+        on_hull = config.strategy.name == "absgrad" and config.model.init == HULL
+        given = config.strategy.prune_weakest
+        self.prune_weakest = given if given is not None else WEAKEST if on_hull else 0.0
 
     @property
     def absgrad(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from splatcli.config import Schedule, StrategyConfig
+from splatcli.config import Config, Schedule, StrategyConfig, TrainConfig
 from splatcli.errors import UsageError
 from splatcli.rasterizer.step_inputs import NOISE_STEEPNESS, NOISE_THRESHOLD, DensifyStats
 from splatcli.reproducible import logit_of
@@ -246,8 +246,12 @@ class MCMCStrategy(Strategy):
 @functools.lru_cache
 def _relocation(min_opacity: float, start: int, stop: int, every: int, cap_max: int) -> McmcStrategy:
     """Return the strategy with the fields of an MCMCStrategy, which a loop may change between steps."""
-    schedule = Schedule(refine_start=start, refine_stop=stop, refine_every=every)
-    return McmcStrategy(StrategyConfig(name="mcmc", prune_opacity=min_opacity), schedule, stop, 0, cap_max)
+    config = Config(
+        strategy=StrategyConfig(name="mcmc", prune_opacity=min_opacity, cap_max=max(1, cap_max)),
+        schedule=Schedule(refine_start=start, refine_stop=stop, refine_every=every),
+        train=TrainConfig(iterations=max(1, stop)),
+    )
+    return McmcStrategy(config, 0.0)
 
 
 def _report(strategy: DefaultStrategy | MCMCStrategy, text: str) -> None:

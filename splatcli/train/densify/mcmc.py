@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splatcli.config import Config, Schedule, StrategyConfig
+from splatcli.config import Config
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.reproducible import expm1, log, log1p, logit, logit_of, sigmoid
@@ -32,27 +32,18 @@ _UNITS = 2.0**31
 
 
 class McmcStrategy:
-    """See Strategy for the interface.
+    """See Strategy for the interface. The last step of a run does not refine; the scene's extent takes no part.
 
-    iterations: the run's length; its last step does not refine.
     seed: of the noise.
     cap: of the Gaussians.
     """
 
-    def __init__(
-        self, config: StrategyConfig, schedule: Schedule, iterations: int, seed: int, cap: int | None = None
-    ) -> None:
-        self.config = config
-        self.cap = cap
-        self.schedule = schedule
-        self.iterations = iterations
-        self.seed = seed
-
-    @classmethod
-    def of(cls, config: Config, extent: float) -> McmcStrategy:
-        """Return the strategy for a run's settings; the scene's extent takes no part."""
-        train = config.train
-        return cls(config.strategy, config.schedule, train.iterations, train.seed, config.max_gaussians())
+    def __init__(self, config: Config, extent: float) -> None:
+        self.config = config.strategy
+        self.schedule = config.schedule
+        self.iterations = config.train.iterations
+        self.seed = config.train.seed
+        self.cap = config.max_gaussians()
 
     @property
     def absgrad(self) -> bool:
