@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,35 +68,42 @@ def _columns_of(checkpoint: Checkpoint) -> Iterator[Tensor]:
     yield from (column for column in others if isinstance(column, Tensor))
 
 
-def gather_geometry(state: TrainState, group: ProcessGroup) -> tuple[Gaussians, DensifyStats]:
-    """Return the columns that a refinement reads, of all rows, on every process; colours are left out."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Gathered:
+    """All rows of a run, for a refinement to read; colours may be left out."""
+
+    gaussians: Gaussians
+    stats: DensifyStats
+
+
+def gather_geometry(state: TrainState, group: ProcessGroup) -> Gathered:
+    """Return the columns of all processes that a refinement reads, on every process."""
     assert state.shard is not None
     columns = {name: group.all_gather_rows(getattr(state.gaussians, name).detach()) for name in GEOMETRY}
     means = columns["means"]
     colours = {"sh0": means.new_zeros(1, 3).expand(len(means), 3), "shN": means.new_zeros(len(means), 0, 3)}
     stats = DensifyStats(group.all_gather_rows(state.stats.grad2d), group.all_gather_rows(state.stats.count))
-    return Gaussians(**columns, **colours), stats
+    return Gathered(Gaussians(**columns, **colours), stats)
 
 
 @torch.no_grad()
 def redistribute(
-    refinement: Refinement,
-    everything: Gaussians,
-    stats: DensifyStats,
     state: TrainState,
     group: ProcessGroup,
+    refinement: Refinement,
+    gathered: Gathered,
     shares: Callable[[Gaussians], Tensor] | None,
 ) -> None:
     """Apply ``refinement`` to the state of which this process holds a shard; the new shards are of equal size again.
 
-    everything, stats: of gather_geometry(). shares: see apply_refinement().
+    gathered: what the refinement was made of. shares: see apply_refinement().
     """
     assert state.shard is not None
     if set(refinement.values) - set(GEOMETRY):
         raise ValueError(f"a refinement sets columns that are not gathered: {sorted(refinement.values)}")
     moves = _Moves(refinement, state.shard, group)
     own = moves.after.rows
-    changed = refined_rows(refinement, everything, shares)
+    changed, stats = refined_rows(refinement, gathered.gaussians, shares), gathered.stats
     gaussians = Gaussians(
         **{name: getattr(changed, name)[own].clone() for name in GEOMETRY},
         sh0=moves.carry(state.gaussians.sh0),

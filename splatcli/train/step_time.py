@@ -180,53 +180,59 @@ def measure_step_time(
     Images are halved up to ``config.schedule.num_downscales`` times.
     """
     images = TrainingImages(scene, gaussians.device, depth_lambda=config.depth_lambda)
+    timer = _StepTimer(config, images, engine, clock)
     few, many = gaussians.detach_clone(), _quadrupled(gaussians)
     added = max(1, len(many) - len(few))
     fixed, each = [], []
     for halved in range((config.schedule.num_downscales or 0) + 1):
-        fast, slow = (_step_seconds(config, scene, images, some, halved, engine, clock) for some in (few, many))
+        fast, slow = (timer.mean_step(some, 1 << halved) for some in (few, many))
         each.append(max(0.0, (slow - fast) / added))
         fixed.append(max(1e-6, fast - each[-1] * len(few)))
     return StepTimeModel(tuple(fixed), tuple(each))
 
 
-def _step_seconds(
-    config: Config,
-    scene: Scene,
-    images: TrainingImages,
-    gaussians: Gaussians,
-    halved: int,
-    engine: StepEngine,
-    clock: Callable[[], float],
-) -> float:
-    """Return the mean of a few steps with tiny learning rates, after one that is not counted."""
-    adam, stats = AdamState.zeros_like(gaussians), DensifyStats.zeros(len(gaussians), gaussians.device)
-    lrs = learning_rates(config.optim, config.schedule, 1e-6, config.schedule.lr_steps)
-    background = torch.zeros(3, device=gaussians.device)
-    views = [scene.train[turn * (len(scene.train) - 1) // _TIMED] for turn in range(_TIMED + 1)]
-    for view in views:
-        images.reduced(view, 1 << halved)  # in a run most steps find them ready, too
-    started = 0.0
-    for turn, view in enumerate(views):
-        if turn == 1:
-            engine.drain()
-            started = clock()
-        camera, image = images.reduced(view, 1 << halved)
-        inputs = StepInputs(
-            camera,
-            image.over(background),
-            lrs,
-            gaussians.sh_degree,
-            background,
-            config.train.ssim_lambda,
-            config.train.antialiased,
-            stats,
-            image.masked,
-            depth=image.depth,
-        )
-        engine.submit(gaussians, adam, inputs)
-    engine.drain()
-    return (clock() - started) / _TIMED
+@dataclass(frozen=True, slots=True)
+class _StepTimer:
+    """Times steps with the settings of a run on its training images."""
+
+    config: Config
+    images: TrainingImages
+    engine: StepEngine
+    clock: Callable[[], float]
+
+    def mean_step(self, gaussians: Gaussians, divisor: int) -> float:
+        """Return the mean seconds of a few steps with tiny learning rates, after one that is not counted.
+
+        divisor: of the images' sides.
+        """
+        adam, stats = AdamState.zeros_like(gaussians), DensifyStats.zeros(len(gaussians), gaussians.device)
+        config, train = self.config, self.images.scene.train
+        lrs = learning_rates(config.optim, config.schedule, 1e-6, config.schedule.lr_steps)
+        background = torch.zeros(3, device=gaussians.device)
+        views = [train[turn * (len(train) - 1) // _TIMED] for turn in range(_TIMED + 1)]
+        for view in views:
+            self.images.reduced(view, divisor)  # in a run most steps find them ready, too
+        started = 0.0
+        for turn, view in enumerate(views):
+            if turn == 1:
+                self.engine.drain()
+                started = self.clock()
+            camera, image = self.images.reduced(view, divisor)
+            inputs = StepInputs(
+                camera,
+                image.over(background),
+                lrs,
+                gaussians.sh_degree,
+                background,
+                config.train.ssim_lambda,
+                config.train.antialiased,
+                stats,
+                image.masked,
+                depth=image.depth,
+            )
+            self.engine.submit(gaussians, adam, inputs)
+        self.engine.drain()
+        return (self.clock() - started) / _TIMED
 
 
 def measure_scoring_time(

@@ -309,7 +309,7 @@ class Trainer:
         before = state.columns.present().keys()
         gaussians, sizes = None, None
         if group is not None:
-            gaussians, _ = gather_geometry(state, group)
+            gaussians = gather_geometry(state, group).gaussians
             sizes = state.columns.filter_3d
             sizes = None if sizes is None else group.all_gather_rows(sizes)
         state.estimate_view_dependence(gaussians, sizes, self.group)

@@ -14,14 +14,13 @@ from torch import Tensor
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.adam import sum_of_log_sizes
 from splatcli.rasterizer.filter_3d import filter_sizes, opacity_shares
-from splatcli.rasterizer.step_inputs import DensifyStats
 from splatcli.reproducible import log
 from splatcli.train.densify import Refinement, Strategy, apply_refinement, refinement_of
 from splatcli.train.densify.contribution import BlendWeights, largest_weights
 from splatcli.train.densify.free_space import FreeSpace
 from splatcli.train.events import Capped, Event, OpacityReset, Refined
 from splatcli.train.monitor import check_count, check_refinement
-from splatcli.train.sharding import gather_geometry, redistribute
+from splatcli.train.sharding import Gathered, gather_geometry, redistribute
 from splatcli.train.state import TrainState
 
 if TYPE_CHECKING:
@@ -50,36 +49,12 @@ class DensityControl:
 
     def refine(self, state: TrainState, strategy: Strategy, step: int) -> list[Event]:
         """Refine ``state`` after ``step`` and return the events. Raises StepDivergedError when no Gaussian is left."""
-        before, generator = state.count, state.generators["splits"]
+        before = state.count
         # A new row copies coefficients but no moments, so it could not catch up on steps that its source missed.
         state.adam.flush(state.gaussians, state.config.optim.shN_lr)
-        gaussians, stats = state.gaussians, state.stats
-        if state.shard is not None:
-            assert self._group is not None
-            gaussians, stats = gather_geometry(state, self._group)
-        uses_weights = getattr(strategy, "uses_weights", None)  # which a strategy need not have
-        if uses_weights is not None and uses_weights(step):
-            stats = self._with_weights(state, gaussians, stats, step)
-        refinement = refinement_of(strategy, step, gaussians, stats, generator)
+        refinement = self._apply(state, strategy, step)
         if refinement is None:
             return []
-        if refinement.clear_stats:
-            refinement = self._without_free_space(refinement, gaussians, state)
-        refinement = refinement.sorted_by_source()
-
-        def filter_shares(rows: Gaussians) -> Tensor:
-            """Return [M], the part of the opacities of ``rows`` that the 3D filter leaves."""
-            return opacity_shares(rows, filter_sizes(rows.means, state.training_cameras()))
-
-        shares = None if state.columns.filter_3d is None else filter_shares
-        if state.shard is not None:
-            assert self._group is not None
-            redistribute(refinement, gaussians, stats, state, self._group, shares)
-        else:
-            state.gaussians, state.adam, state.stats = apply_refinement(
-                refinement, gaussians, state.adam, stats, shares
-            )
-        del gaussians, stats
         self._update_log_size(state)
         if state.columns.filter_3d is not None:
             self.update_filter_3d(state)
@@ -94,6 +69,38 @@ class DensityControl:
         if refinement.opacity_ceiling is not None:
             events.append(OpacityReset(step))
         return events
+
+    def _apply(self, state: TrainState, strategy: Strategy, step: int) -> Refinement | None:
+        """Apply the strategy's refinement after ``step`` and return it; None where it changes nothing."""
+        group = self._shard_group(state)
+        gathered = Gathered(state.gaussians, state.stats) if group is None else gather_geometry(state, group)
+        uses_weights = getattr(strategy, "uses_weights", None)  # which a strategy need not have
+        if uses_weights is not None and uses_weights(step):
+            gathered = self._with_weights(state, gathered, step)
+        gaussians, stats = gathered.gaussians, gathered.stats
+        refinement = refinement_of(strategy, step, gaussians, stats, state.generators["splits"])
+        if refinement is None:
+            return None
+        if refinement.clear_stats:
+            refinement = self._without_free_space(refinement, gaussians, state)
+        refinement = refinement.sorted_by_source()
+
+        def filter_shares(rows: Gaussians) -> Tensor:
+            """Return [M], the part of the opacities of ``rows`` that the 3D filter leaves."""
+            return opacity_shares(rows, filter_sizes(rows.means, state.training_cameras()))
+
+        shares = None if state.columns.filter_3d is None else filter_shares
+        if group is not None:
+            redistribute(state, group, refinement, gathered, shares)
+        else:
+            state.gaussians, state.adam, state.stats = apply_refinement(
+                refinement, gaussians, state.adam, stats, shares
+            )
+        return refinement
+
+    def _shard_group(self, state: TrainState) -> ProcessGroup | None:
+        """Return the processes, where each holds a shard of the Gaussians."""
+        return None if state.shard is None else self._group
 
     @torch.no_grad()
     def limit_scales(self, state: TrainState) -> None:
@@ -120,20 +127,18 @@ class DensityControl:
 
     def update_filter_3d(self, state: TrainState) -> None:
         """Compute the sizes of the 3D filter anew; no step may be pending."""
-        group = self._group
-        if state.shard is None or group is None:
-            state.update_filter_3d()
-        else:
-            state.update_filter_3d(group.all_reduce_max)
+        group = self._shard_group(state)
+        state.update_filter_3d(float if group is None else group.all_reduce_max)
 
-    def _with_weights(self, state: TrainState, gaussians: Gaussians, stats: DensifyStats, step: int) -> DensifyStats:
-        """Return ``stats`` with the blend weights of all rows of a run, ``gaussians``."""
-        sizes = state.columns.filter_3d
-        if sizes is not None and state.shard is not None:
-            assert self._group is not None
-            sizes = self._group.all_gather_rows(sizes)
-        weights = BlendWeights(gaussians, state.training_cameras(), state.config.train.antialiased, sizes, self._group)
-        return replace(stats, weights=largest_weights(weights, step // state.config.schedule.refine_every))
+    def _with_weights(self, state: TrainState, gathered: Gathered, step: int) -> Gathered:
+        """Return all rows of a run with their blend weights in some views among the statistics."""
+        group, sizes = self._shard_group(state), state.columns.filter_3d
+        if sizes is not None and group is not None:
+            sizes = group.all_gather_rows(sizes)
+        train, cameras = state.config.train, state.training_cameras()
+        weights = BlendWeights(gathered.gaussians, cameras, train.antialiased, sizes, self._group)
+        largest = largest_weights(weights, step // state.config.schedule.refine_every)
+        return replace(gathered, stats=replace(gathered.stats, weights=largest))
 
     def _without_free_space(self, refinement: Refinement, gaussians: Gaussians, state: TrainState) -> Refinement:
         """Return ``refinement`` of ``gaussians`` without the rows that lie in the free space around the cameras."""
@@ -153,10 +158,9 @@ class DensityControl:
         """Update the mean logarithm of the sizes, which learning rates of means are relative to."""
         if state.adam.size_power == 0.0:
             return
-        total = sum_of_log_sizes(state.gaussians.log_scales)
-        if state.shard is not None:
-            assert self._group is not None
-            total = math.fsum(part for (part,) in self._group.all_gather_scalars("sizes of the Gaussians", [total]))
+        total, group = sum_of_log_sizes(state.gaussians.log_scales), self._shard_group(state)
+        if group is not None:
+            total = math.fsum(part for (part,) in group.all_gather_scalars("sizes of the Gaussians", [total]))
         state.adam.log_size = total / max(1, state.count)
 
     def _report_cap(self, state: TrainState, step: int) -> list[Event]:

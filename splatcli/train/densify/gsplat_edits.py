@@ -16,6 +16,7 @@ from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.step_inputs import NOISE_STEEPNESS, NOISE_THRESHOLD
 from splatcli.reproducible import logit_of, rotate
 from splatcli.train.densify import mcmc
+from splatcli.train.densify.base import Refinement
 from splatcli.train.densify.default import revised_opacities, sample_split
 
 #: A dict or nn.ParameterDict; optimizers under the same names; what a strategy keeps from step to step.
@@ -32,7 +33,8 @@ def duplicate(params: Params, optimizers: Optimizers, state: State, mask: Tensor
     """Append a copy of each Gaussian of ``mask`` [N], with zero moments."""
     stay = torch.arange(len(mask), device=mask.device)
     source = torch.cat([stay, mask.nonzero()[:, 0]])
-    apply_rows(params, optimizers, state, source, torch.arange(len(source), device=mask.device) >= len(stay), {})
+    copied = torch.arange(len(source), device=mask.device) >= len(stay)
+    apply_rows(params, optimizers, state, Refinement(source, copied))
 
 
 @torch.no_grad()
@@ -50,14 +52,14 @@ def split(params: Params, optimizers: Optimizers, state: State, mask: Tensor, re
     if revised_opacity:
         values["opacities"] = params["opacities"][source]
         values["opacities"][reset_moments] = revised_opacities(values["opacities"][reset_moments], 1.0)
-    apply_rows(params, optimizers, state, source, reset_moments, values)
+    apply_rows(params, optimizers, state, Refinement(source, reset_moments, values))
 
 
 @torch.no_grad()
 def remove(params: Params, optimizers: Optimizers, state: State, mask: Tensor) -> None:
     """Remove the Gaussians of ``mask`` [N]."""
     rows = (~mask).nonzero()[:, 0]
-    apply_rows(params, optimizers, state, rows, torch.zeros_like(rows, dtype=torch.bool), {})
+    apply_rows(params, optimizers, state, Refinement(rows, torch.zeros_like(rows, dtype=torch.bool)))
 
 
 @torch.no_grad()
@@ -174,23 +176,16 @@ def generator_of_torch() -> torch.Generator:
     return torch.Generator().manual_seed(int(torch.randint(2**31, ())))
 
 
-def apply_rows(
-    params: Params,
-    optimizers: Optimizers,
-    state: State,
-    source: Tensor,
-    reset_moments: Tensor,
-    values: Mapping[str, Tensor],
-) -> None:
-    """Replace all rows of parameters, moments and statistics by the rows ``source`` [M].
+def apply_rows(params: Params, optimizers: Optimizers, state: State, refinement: Refinement) -> None:
+    """Replace all rows of parameters, moments and statistics by those of ``refinement``, its values by gsplat's names.
 
-    reset_moments: [M] bool, rows that begin with zero moments. values: name -> [M, ...] instead of the copied rows.
+    The statistics keep the rows of their sources.
     """
-    count = len(params["means"])
+    count, source, values = len(params["means"]), refinement.source, refinement.values
 
     def moved(key: str, moment: Tensor) -> Tensor:
         rows = moment[source]
-        rows[reset_moments] = 0.0
+        rows[refinement.reset_moments] = 0.0
         return rows
 
     for name in list(params):
@@ -228,4 +223,4 @@ def _apply_copies(
     changed = rows.reset_moments
     logits = torch.where(changed, rows.logits.clamp(min=logit_of(min_opacity)), rows.logits)
     values = {"scales": rows.log_scales, "opacities": logits.view(-1, *params["opacities"].shape[1:])}
-    apply_rows(params, optimizers, state, rows.source, changed, values)
+    apply_rows(params, optimizers, state, Refinement(rows.source, changed, values))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -235,7 +235,7 @@ class MCMCStrategy(Strategy):
                 "scales": refinement.values["log_scales"],
                 "opacities": refinement.values["logit_opacities"].view(-1, *shape),
             }
-            apply_rows(params, optimizers, state, refinement.source, refinement.reset_moments, values)
+            apply_rows(params, optimizers, state, replace(refinement, values=values))
             count = len(params["means"])
             moved, added = refinement.relocated, refinement.cloned
             _report(self, f"step {step}: {moved} relocated, {added} added, {count} Gaussians")
