@@ -84,7 +84,7 @@ class TimeBudget:
         out: Output,
     ) -> None:
         from splatcli.rasterizer.train_step import engine_for
-        from splatcli.train.init import auto_cap
+        from splatcli.train.resolve import auto_cap
         from splatcli.train.start import first_gaussians
         from splatcli.train.step_time import (
             PLANNED,

@@ -1,7 +1,4 @@
-"""Initialisation: the Gaussians before the first step, from SfM points, silhouettes, random points, or a model.
-
-``cap_max = "auto"`` derives the number of Gaussians from the size and number of images.
-"""
+"""Initialisation: the Gaussians before the first step, from SfM points, silhouettes, random points, or a model."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from splatcli import machine
-from splatcli.config import HULL, NAMED_STARTS, RANDOM, SFM, Config, resolve
+from splatcli.config import HULL, NAMED_STARTS, RANDOM, SFM, Config
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import SH_C0, SHN_COUNTS, Gaussians
 from splatcli.reproducible import log, logit_of
@@ -22,14 +19,9 @@ from splatcli.scene.camera import focus_point
 from splatcli.scene.points import PointCloud, morton_order
 from splatcli.scene.scene import Scene
 from splatcli.sizes import counted, evenly
+from splatcli.train.resolve import auto_cap
 from splatcli.train.sky import sky_points
 from splatcli.train.visual_hull import hull_points, shows_silhouettes
-
-#: Gaussians per pixel of an image: more brought no improvement in benchmarks (benchmarks/README.md).
-PER_PIXEL = 0.5
-
-#: This many views show about one side of a scene. More views show more of it and overlap: the cap grows by the root.
-VIEWS = 40
 
 #: Least mean squared distance to neighbours (INRIA), so that no scale starts at log(0).
 MIN_SQUARED_DISTANCE = 1e-7
@@ -73,24 +65,6 @@ class StartPoints:
 
     def __add__(self, other: StartPoints) -> StartPoints:
         return StartPoints(np.concatenate([self.xyz, other.xyz]), np.concatenate([self.rgb, other.rgb]))
-
-
-def auto_cap(scene: Scene, start: int) -> int:
-    """Return the cap of a run on ``scene``, rounded to two digits; at least ``start``, the initial count."""
-    cameras = [scene.cameras[i] for i in scene.train]
-    pixels = sum(camera.width * camera.height for camera in cameras) / len(cameras)
-    cap = PER_PIXEL * pixels * math.sqrt(max(1.0, len(cameras) / VIEWS))
-    grain: int = 10 ** max(0, int(math.log10(max(1.0, cap))) - 1)
-    return max(start, grain, grain * math.floor(cap / grain + 0.5))
-
-
-def resolve_cap(config: Config, scene: Scene, start: int) -> tuple[Config, list[str]]:
-    """Return the settings with a number in place of "auto", and a note about it for the user."""
-    if config.strategy.cap_max != "auto":
-        return config, []
-    cap = auto_cap(scene, start)
-    note = f"growth stops at {cap:,} Gaussians, from the size and number of images; --cap-max sets another number"
-    return resolve(config, {"strategy.cap_max": cap}), [note]
 
 
 def resolve_init(config: Config, scene: Scene) -> str:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import math
 
-from splatcli.config import NAMED_STARTS, Config, OptimConfig, Schedule, resolve
-from splatcli.scene.scene import Scene
-
-#: Mean number of pixels of the training images from which on a run begins with images of half their sides.
-LARGE_IMAGE = 400_000
+from splatcli.config import OptimConfig, Schedule
 
 
 def log_linear(first: float, last: float, fraction: float) -> float:
@@ -46,14 +42,3 @@ def active_sh_degree(schedule: Schedule, max_degree: int, step: int) -> int:
 def image_divisor(schedule: Schedule, step: int) -> int:
     """Return the divisor of the training images' sides at step number ``step``: reduced first, full size in the end."""
     return 1 << max(0, (schedule.num_downscales or 0) - (step - 1) // schedule.resolution_schedule)
-
-
-def resolve_downscales(config: Config, scene: Scene) -> Config:
-    """Return the settings of a run on ``scene`` with a number in place of ``schedule.num_downscales = None``.
-
-    A run from a model does not begin with smaller images by itself, which would take detail from it.
-    """
-    cameras = [scene.cameras[view] for view in scene.train]
-    pixels = sum(camera.width * camera.height for camera in cameras) / max(1, len(cameras))
-    halvings = int(config.model.init in NAMED_STARTS and pixels >= LARGE_IMAGE)
-    return resolve(config, {"schedule.num_downscales": halvings})

@@ -8,25 +8,23 @@ from pathlib import Path
 import torch
 
 from splatcli.checkpoint.state import Checkpoint, DatasetInfo, RenderColumns
-from splatcli.config import Config, resolve, with_settings
+from splatcli.config import Config, with_settings
 from splatcli.errors import SceneError, UsageError
-from splatcli.gaussians import SHN_COUNTS, Gaussians
+from splatcli.gaussians import Gaussians
 from splatcli.native.backend import ISA_VARIABLE, chosen_isa, same_rounding
 from splatcli.rasterizer.adam import AdamState, sum_of_log_sizes
 from splatcli.rasterizer.filter_3d import filter_sizes
 from splatcli.rasterizer.step_inputs import DensifyStats
-from splatcli.scene.depth_maps import AUTO
 from splatcli.scene.inspect import mask_notes, masked_share, scene_notes
 from splatcli.scene.scene import Scene, check_depths
 from splatcli.train.changed_settings import apply_config
 from splatcli.train.data_parallel import digest_of
 from splatcli.train.densify.free_space import clearances
-from splatcli.train.dropout import resolve_by_spacing
-from splatcli.train.init import initial_gaussians, resolve_cap
+from splatcli.train.init import initial_gaussians
 from splatcli.train.memory_plan import plan_memory
 from splatcli.train.per_view_params import PerViewParams
+from splatcli.train.resolve import resolve_cap, resolve_settings
 from splatcli.train.sampler import ViewSampler
-from splatcli.train.schedule import resolve_downscales
 from splatcli.train.sharding import shard_of
 from splatcli.train.state import TRAINING_STREAMS, Placement, TrainState, stream_generator
 
@@ -127,31 +125,12 @@ def planned_config(
     gaussians: the first ones, on the CPU. planned: as for new_state().
     Raises ResourceError where the memory cannot suffice.
     """
-    config = resolve(_with_depth_type(config, scene), {"schedule.sh_degree_start": _used_sh_degree(gaussians)})
-    config, notes = resolve_cap(config, scene, len(gaussians))
-    config, more = resolve_by_spacing(resolve_downscales(config, scene), scene)
-    notes = [*notes, *more]
+    config, notes = resolve_settings(config, scene, gaussians)
     if not planned:
         return config, notes
     own = gaussian_bytes(gaussians) if placement.device.type == "cpu" else 0
     cap, more = plan_memory(config, scene, gaussians, placement, own=own)
     return with_settings(config, {"memory.cap": cap}), [*notes, *more]
-
-
-def _with_depth_type(config: Config, scene: Scene) -> Config:
-    """Return the settings with the type of the depth maps, so that a resumed run does not decide it anew."""
-    if config.data.depths in (None, AUTO):
-        return config
-    relative = any(source.depth is not None and source.depth.relative for source in scene.images.sources)
-    return resolve(config, {"data.depth_type": "relative" if relative else "metric"})
-
-
-def _used_sh_degree(gaussians: Gaussians) -> int:
-    """Return the highest SH degree of which a coefficient is not zero."""
-    for degree in range(gaussians.sh_degree, 0, -1):
-        if bool(gaussians.shN[:, SHN_COUNTS[degree - 1] : SHN_COUNTS[degree]].any()):
-            return degree
-    return 0
 
 
 def first_gaussians(config: Config, scene: Scene, init_model: Gaussians | None) -> tuple[Gaussians, list[str]]:

@@ -7,7 +7,6 @@ import dataclasses
 import gc
 import logging
 import math
-import statistics
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypedDict, Unpack
@@ -54,6 +53,7 @@ from splatcli.train.metrics_logger import MetricsLogger
 from splatcli.train.monitor import FiniteMonitor, IntersectionMonitor, QualityMonitor, is_recoverable
 from splatcli.train.outlier_views import ViewError, blur_note, blurred, comparisons_due, exposure_note, outliers
 from splatcli.train.recovery import Recovery
+from splatcli.train.resolve import mean_pixels
 from splatcli.train.run_scene import check_same_scene, fingerprint_differences
 from splatcli.train.sharding import gather_geometry, gather_state
 from splatcli.train.start import check_loss_given, first_gaussians, new_state, resumed_state
@@ -193,9 +193,7 @@ class Trainer:
         curves = self.is_rank0 and state.config.train.tensorboard
         self.metrics_logger = MetricsLogger(run_dir, scene, clock, curves=curves)
         self.density = DensityControl(group)
-        self.forecast = Forecast(
-            statistics.fmean(state.cameras[i].width * state.cameras[i].height for i in state.train)
-        )
+        self.forecast = Forecast(mean_pixels([state.cameras[view] for view in state.train]))
         self.recovery = Recovery(run_dir)
 
     def _build(self, image_limit: int | None) -> None:

@@ -183,7 +183,7 @@ def shrinkage(
 
 
 class _Evidence:
-    """What the views that are rendered say of the colours of C Gaussians; all float64, the Gaussians last.
+    """The evidence of the views that are rendered on the colours of C Gaussians; all float64, the Gaussians last.
 
     views: [C] effective numbers of all cameras. total: [C] sums of weights. shN: [K, 3, C]. colour: [3, C], their base
     colour. mean, spread: [K, C], [K, K, C], mean and covariance of the basis functions over the views.

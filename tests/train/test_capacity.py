@@ -12,7 +12,7 @@ from splatcli.errors import UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer import AdamState, StepInputs
 from splatcli.scene.scene import Scene
-from splatcli.train.init import auto_cap
+from splatcli.train.resolve import auto_cap
 from splatcli.train.schedule import image_divisor
 from splatcli.train.trainer import Trainer
 from splatcli.train.training_images import TrainingImage

@@ -22,9 +22,8 @@ from splatcli.train.dropout import (
     dropout_rate,
     dropped,
     mean_opacities,
-    resolve_by_spacing,
-    view_spacing,
 )
+from splatcli.train.resolve import resolve_by_spacing, view_spacing
 from splatcli.train.state import gaussians_to_render
 from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, float32, float64

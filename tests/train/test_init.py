@@ -17,12 +17,12 @@ from splatcli.scene.scene import Scene
 from splatcli.train.init import (
     BLENDER_DISTANCE,
     START_SHARE,
-    auto_cap,
     distinct_rows,
     initial_gaussians,
     mean_squared_distance,
     thinned,
 )
+from splatcli.train.resolve import auto_cap
 from tests.train.worlds import made_scene, random_gaussians
 
 

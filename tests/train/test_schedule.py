@@ -9,7 +9,8 @@ import pytest
 
 from splatcli.config import OptimConfig, Schedule, build_config
 from splatcli.gaussians import GROUPS
-from splatcli.train.schedule import active_sh_degree, image_divisor, learning_rates, log_linear, resolve_downscales
+from splatcli.train.resolve import resolve_downscales
+from splatcli.train.schedule import active_sh_degree, image_divisor, learning_rates, log_linear
 from splatcli.train.start import first_gaussians, planned_config
 from splatcli.train.state import Placement
 from tests.train.worlds import made_scene, ring_cameras
