@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from splatcli.config import COLOUR_MAPS, UNDECIDED, Config, flat_settings, read_settings, with_settings
 from splatcli.errors import UsageError
 from splatcli.train.run_scene import CONSENT
-from splatcli.train.state import TrainState
+from splatcli.train.state import TrainState, adam_settings
 
 #: Settings that affect no trained bit.
 _HARMLESS = (
@@ -116,9 +117,7 @@ def apply_config(state: TrainState, config: Config) -> None:
     if config.train.max_view_error == 0.0:
         state.sampler.skip(())
     state.config = config
-    optim = config.optim
-    state.adam.beta1, state.adam.beta2, state.adam.eps = optim.beta1, optim.beta2, optim.eps
-    state.adam.size_power = optim.means_size_power or 0.0
+    state.adam = replace(state.adam, **adam_settings(config.optim))
 
 
 def _known_keys(allowed: Iterable[str], settings: dict[str, Any]) -> set[str]:

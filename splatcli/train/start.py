@@ -26,74 +26,17 @@ from splatcli.train.per_view_params import PerViewParams
 from splatcli.train.resolve import resolve_cap, resolve_settings
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.sharding import shard_of
-from splatcli.train.state import TRAINING_STREAMS, Placement, TrainState, stream_generator
+from splatcli.train.state import TRAINING_STREAMS, Placement, TrainState, adam_settings, stream_generator
 
 
-def check_loss_given(checkpoint: Checkpoint, run: Path, *, given: bool) -> None:
-    """Raise UsageError for a run with the caller's loss where none is ``given``: a checkpoint holds only its name."""
-    if checkpoint.loss is not None and not given:
-        raise UsageError(
-            f"this run was trained with a loss function of its own, {checkpoint.loss!r}; a checkpoint does not hold it",
-            where=run,
-            remedy=f"continue in Python: splatcli.Trainer.resume({str(run)!r}, loss=...).run(); or start a new run "
-            "from its model with the standard loss: splat train SCENE --init CKPT",
-        )
+def first_gaussians(config: Config, scene: Scene, init_model: Gaussians | None) -> tuple[Gaussians, list[str]]:
+    """Return the Gaussians before the first step, on the CPU, and notes for the user.
 
-
-def new_state(
-    config: Config, scene: Scene, first: tuple[Gaussians, list[str]], placement: Placement, *, planned: bool = True
-) -> tuple[TrainState, list[str]]:
-    """Return the state of a new run, and notes for the user.
-
-    first: of first_gaussians().
-    planned: whether to plan the memory of the device's own engine, see plan_memory().
-    Raises ResourceError where the memory cannot suffice.
+    init_model: the model that ``config.model.init`` names.
+    Raises SceneError where there is no view, no pixel, no depth that the settings want, or no scale.
     """
-    seed, device, storage = config.train.seed, placement.device, placement.storage
-    gaussians, notes = first
-    del first  # and with it the first Gaussians, once they are in their place
-    config, more = planned_config(config, scene, gaussians, placement, planned=planned)
-    notes = notes + more
-    shard = placement.shard(len(gaussians))
-    optim, log_size = config.optim, sum_of_log_sizes(gaussians.log_scales) / max(1, len(gaussians))
-    per_view_params, sizes = PerViewParams.new(config.views, [scene.cameras[view] for view in scene.train]), None
-    if config.train.filter_3d:
-        cameras = [per_view_params.camera(row, scene.cameras[view]) for row, view in enumerate(scene.train)]
-        sizes = filter_sizes(gaussians.means.to(device), cameras)
-    origin = 0
-    if shard is not None:
-        origin = digest_of(column for _, column in gaussians.items())
-        gaussians = gaussians.map(lambda column: column[shard.rows].clone())
-        sizes = None if sizes is None else sizes[shard.rows].clone()
-    gaussians = _placed(gaussians, placement)
-    state = TrainState(
-        config=config,
-        step=0,
-        gaussians=gaussians,
-        adam=AdamState.zeros_like(
-            gaussians, optim.beta1, optim.beta2, optim.eps, storage, optim.means_size_power or 0.0, log_size
-        ),
-        stats=DensifyStats.zeros(len(gaussians), gaussians.device),
-        sampler=ViewSampler(len(scene.train), seed),
-        generators={name: stream_generator(seed, name) for name in TRAINING_STREAMS},
-        cameras=list(scene.cameras),
-        train=list(scene.train),
-        test=list(scene.test),
-        dataset=DatasetInfo(
-            str(scene.root),
-            scene.kind,
-            scene.extent,
-            scene.fingerprint(),
-            tuple(scene.offset.tolist()),
-            clearances(scene),
-            scene.place,
-        ),
-        per_view_params=per_view_params,
-        columns=RenderColumns(filter_3d=sizes),
-        shard=shard,
-        origin=origin,
-    )
-    return state, [*scene.notes, *mask_notes(scene.images), *scene_notes(scene), *notes]
+    check_trainable(config, scene)
+    return initial_gaussians(config, scene, stream_generator(config.train.seed, "init"), init_model)
 
 
 def check_trainable(config: Config, scene: Scene) -> None:
@@ -117,6 +60,66 @@ def check_trainable(config: Config, scene: Scene) -> None:
         check_depths(scene)
 
 
+def new_state(
+    config: Config, scene: Scene, first: tuple[Gaussians, list[str]], placement: Placement, *, planned: bool = True
+) -> tuple[TrainState, list[str]]:
+    """Return the state of a new run, and notes for the user.
+
+    first: of first_gaussians().
+    planned: whether to plan the memory of the device's own engine, see plan_memory().
+    Raises ResourceError where the memory cannot suffice.
+    """
+    seed, device, storage = config.train.seed, placement.device, placement.storage
+    gaussians, notes = first
+    del first  # and with it the first Gaussians, once they are in their place
+    config, more = planned_config(config, scene, gaussians, placement, planned=planned)
+    notes = notes + more
+    shard = placement.shard(len(gaussians))
+    log_size = sum_of_log_sizes(gaussians.log_scales) / max(1, len(gaussians))
+    cameras = [scene.cameras[view] for view in scene.train]
+    sizes = filter_sizes(gaussians.means.to(device), cameras) if config.train.filter_3d else None
+    origin = 0
+    if shard is not None:
+        origin = digest_of(column for _, column in gaussians.items())
+        gaussians = gaussians.map(lambda column: column[shard.rows].clone())
+        sizes = None if sizes is None else sizes[shard.rows].clone()
+    gaussians = _placed(gaussians, placement)
+    state = TrainState(
+        config=config,
+        step=0,
+        gaussians=gaussians,
+        adam=AdamState.zeros_like(gaussians, storage=storage, log_size=log_size, **adam_settings(config.optim)),
+        stats=DensifyStats.zeros(len(gaussians), gaussians.device),
+        sampler=ViewSampler(len(scene.train), seed),
+        generators={name: stream_generator(seed, name) for name in TRAINING_STREAMS},
+        cameras=list(scene.cameras),
+        train=list(scene.train),
+        test=list(scene.test),
+        dataset=DatasetInfo(
+            str(scene.root),
+            scene.kind,
+            scene.extent,
+            scene.fingerprint(),
+            tuple(scene.offset.tolist()),
+            clearances(scene),
+            scene.place,
+        ),
+        per_view_params=PerViewParams.new(config.views, cameras),
+        columns=RenderColumns(filter_3d=sizes),
+        shard=shard,
+        origin=origin,
+    )
+    return state, [*scene.notes, *mask_notes(scene.images), *scene_notes(scene), *notes]
+
+
+def _placed(gaussians: Gaussians, placement: Placement) -> Gaussians:
+    """Return ``gaussians`` on the run's device and in its storage; tensors that are there already are shared."""
+    device, storage = placement.device, placement.storage
+    if not storage.offloads:
+        return gaussians.to(device)
+    return gaussians.map(lambda tensor: tensor.to(device), shN=lambda tensor: storage.copy(tensor, device))
+
+
 def planned_config(
     config: Config, scene: Scene, gaussians: Gaussians, placement: Placement, *, planned: bool = True
 ) -> tuple[Config, list[str]]:
@@ -133,14 +136,15 @@ def planned_config(
     return with_settings(config, {"memory.cap": cap}), [*notes, *more]
 
 
-def first_gaussians(config: Config, scene: Scene, init_model: Gaussians | None) -> tuple[Gaussians, list[str]]:
-    """Return the Gaussians before the first step, on the CPU, and notes for the user.
-
-    init_model: the model that ``config.model.init`` names.
-    Raises SceneError where there is no view, no pixel, no depth that the settings want, or no scale.
-    """
-    check_trainable(config, scene)
-    return initial_gaussians(config, scene, stream_generator(config.train.seed, "init"), init_model)
+def check_loss_given(checkpoint: Checkpoint, run: Path, *, given: bool) -> None:
+    """Raise UsageError for a run with the caller's loss where none is ``given``: a checkpoint holds only its name."""
+    if checkpoint.loss is not None and not given:
+        raise UsageError(
+            f"this run was trained with a loss function of its own, {checkpoint.loss!r}; a checkpoint does not hold it",
+            where=run,
+            remedy=f"continue in Python: splatcli.Trainer.resume({str(run)!r}, loss=...).run(); or start a new run "
+            "from its model with the standard loss: splat train SCENE --init CKPT",
+        )
 
 
 def resumed_state(
@@ -171,6 +175,19 @@ def resumed_state(
     return state, dataclasses.replace(scene, cameras=state.cameras), notes
 
 
+def _plan_resumed(
+    checkpoint: Checkpoint, scene: Scene, config: Config, placement: Placement
+) -> tuple[Config, list[str]]:
+    """Return the settings of a resumed run and notes: it keeps the memory cap, unless it is given another budget."""
+    if config.memory.budget != checkpoint.config.memory.budget and config.memory.cap == checkpoint.config.memory.cap:
+        config = with_settings(config, {"memory.cap": None})
+    # A run that offloads maps its checkpoint, and so do processes with shards: it does not count as memory.
+    mapped = placement.storage.offloads or placement.shards > 1
+    own = 3 * gaussian_bytes(checkpoint.gaussians) if placement.device.type == "cpu" and not mapped else 0
+    cap, notes = plan_memory(config, scene, checkpoint.gaussians, placement, own=own)
+    return with_settings(config, {"memory.cap": cap}), notes
+
+
 def _rounding_notes(checkpoint: Checkpoint, device: torch.device) -> list[str]:
     """Return a note if the CPU library's instruction set rounds differently than the one the run was saved with."""
     before, now = checkpoint.writer.get("cpu_isa"), chosen_isa()
@@ -185,24 +202,3 @@ def _rounding_notes(checkpoint: Checkpoint, device: torch.device) -> list[str]:
 def gaussian_bytes(gaussians: Gaussians) -> int:
     """Return the bytes of the six tensors."""
     return sum(tensor.nbytes for _, tensor in gaussians.items())
-
-
-def _placed(gaussians: Gaussians, placement: Placement) -> Gaussians:
-    """Return ``gaussians`` on the run's device and in its storage; tensors that are there already are shared."""
-    device, storage = placement.device, placement.storage
-    if not storage.offloads:
-        return gaussians.to(device)
-    return gaussians.map(lambda tensor: tensor.to(device), shN=lambda tensor: storage.copy(tensor, device))
-
-
-def _plan_resumed(
-    checkpoint: Checkpoint, scene: Scene, config: Config, placement: Placement
-) -> tuple[Config, list[str]]:
-    """Return the settings of a resumed run and notes: it keeps the memory cap, unless it is given another budget."""
-    if config.memory.budget != checkpoint.config.memory.budget and config.memory.cap == checkpoint.config.memory.cap:
-        config = with_settings(config, {"memory.cap": None})
-    # A run that offloads maps its checkpoint, and so do processes with shards: it does not count as memory.
-    mapped = placement.storage.offloads or placement.shards > 1
-    own = 3 * gaussian_bytes(checkpoint.gaussians) if placement.device.type == "cpu" and not mapped else 0
-    cap, notes = plan_memory(config, scene, checkpoint.gaussians, placement, own=own)
-    return with_settings(config, {"memory.cap": cap}), notes

@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from splatcli.checkpoint.state import Checkpoint, DatasetInfo, RenderColumns, Scalar
-from splatcli.config import Config, with_settings
+from splatcli.config import Config, OptimConfig, with_settings
 from splatcli.errors import ModelFileError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
@@ -290,15 +290,28 @@ def _generator(name: str, state: Tensor) -> torch.Generator:
         raise ModelFileError(f"the random state of {name!r} is not one of torch's: {error}") from None
 
 
+class AdamSettings(TypedDict):
+    """The fields of AdamState that are settings."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    size_power: float
+
+
+def adam_settings(optim: OptimConfig) -> AdamSettings:
+    """Return the fields of AdamState that follow from the settings."""
+    return AdamSettings(beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps, size_power=optim.means_size_power or 0.0)
+
+
 def _adam(checkpoint: Checkpoint) -> AdamState:
     """Return the optimiser's state; it shares tensors with ``checkpoint``."""
-    optim, steps, moments = checkpoint.config.optim, checkpoint.sh_last_step, checkpoint.moments
+    steps, moments = checkpoint.sh_last_step, checkpoint.moments
     assert moments is not None
     first, second = (Gaussians(**{name: moments[name][i] for name in GROUPS}) for i in (0, 1))
     if steps is None:
         steps = torch.full((len(checkpoint.gaussians),), checkpoint.adam_step, dtype=torch.int32)
-    power = optim.means_size_power or 0.0
-    return AdamState(first, second, checkpoint.adam_step, optim.beta1, optim.beta2, optim.eps, steps, size_power=power)
+    return AdamState(first, second, checkpoint.adam_step, sh_last_step=steps, **adam_settings(checkpoint.config.optim))
 
 
 def gaussians_to_render(checkpoint: Checkpoint) -> Gaussians:
