@@ -140,6 +140,8 @@ def test_none_is_a_value_where_a_number_may_be_missing(tmp_path: Path) -> None:
             ["train.background=white", "train.alpha_lambda=1"],
             "train.alpha_lambda has no effect with --white-background",
         ),
+        (["train.sh_views=0", "train.sh_prior=1"], "train.sh_prior has no effect with train.sh_views = 0.0"),
+        (["model.sh_degree=2", "train.sh_views=1"], "train.sh_views has no effect with --sh-degree 2"),
         (["guard.probe_every=0", "guard.psnr_drop=9"], "guard.psnr_drop has no effect with guard.probe_every = 0"),
     ],
 )

@@ -37,6 +37,8 @@ _UNUSED: tuple[tuple[str, Callable[[object], bool], tuple[str, ...]], ...] = (
         ("model.sky_points", "model.random_points", "model.init_opacity", "model.init_scale"),
     ),
     ("model.sh_degree", _is_one_of(0), ("optim.shN_lr", "schedule.sh_degree_start", "schedule.sh_degree_interval")),
+    ("model.sh_degree", _is_one_of(0, 1, 2), ("train.sh_views", "train.sh_prior")),
+    ("train.sh_views", _is_one_of(0.0), ("train.sh_prior",)),
     ("schedule.num_downscales", _is_one_of(0), ("schedule.resolution_schedule",)),
     ("train.background", lambda value: value != "black", ("train.alpha_lambda",)),
     ("views.pose_opt", _is_one_of(True), ("train.max_view_error",)),
