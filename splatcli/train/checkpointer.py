@@ -82,7 +82,7 @@ class Checkpointer:
             pause = min(RETRY_LAST, RETRY_FIRST * 2.0**self._failures)
             self._failures += 1
             self._retry_at = self._clock() + pause
-            if state.step in state.config.save.steps:
+            if state.step in state.config.save.steps and state.step not in self.missed:
                 self.missed.append(state.step)
             return SaveFailed(state.step, _reason(error), pause)
 

@@ -151,6 +151,14 @@ def test_a_named_step_that_was_refused_is_remembered() -> None:
     assert run.trainer.checkpointer.missed == [7]
 
 
+def test_a_named_last_step_that_is_saved_in_the_end_is_not_missed() -> None:
+    run = Run(lambda now: 60 <= now < 20 * 13.0 + 45, short_config(20, save={"steps": (20,)}))
+    run.train()
+    assert len([step for step in run.of(SaveFailed) if step == 20]) > 1
+    assert run.of(Saved) == [0, 20]
+    assert run.trainer.checkpointer.missed == []
+
+
 def test_a_lack_of_memory_for_the_copy_is_no_reason_to_end() -> None:
     run = Run(lambda now: False)
     real = run.disk.save
