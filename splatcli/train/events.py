@@ -121,7 +121,8 @@ class Alarmed:
     alarm: "psnr" (quality fell and stayed low), "count" (a refinement removed too many Gaussians), "intersections"
     (Gaussians cover far more tiles than before; "pairs" in metrics.jsonl of older versions), "evaluation" (the views
     could not be scored), "exposure" (the brightness of the training images varies), "blur" (training images are
-    blurred), "metrics" (lines of metrics.jsonl are lost), "space" (the disk may get full).
+    blurred), "images" (images have changed since the run began), "metrics" (lines of metrics.jsonl are lost), "space"
+    (the disk may get full).
     """
 
     step: int

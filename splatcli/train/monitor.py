@@ -21,6 +21,14 @@ from splatcli.rasterizer.offload import ROWS
 from splatcli.rasterizer.step_inputs import Shard
 from splatcli.train.events import Alarmed, Probed, Refined
 
+#: Quality has to stay low for this many steps before an alarm: a single low figure must not raise one.
+LOW_FOR = 300
+
+#: The fullest view of this many steps is compared with that of as many steps before. An alarm needs this ratio of tile
+#: intersections per Gaussian.
+INTERSECTION_WINDOW = 100
+INTERSECTION_JUMP = 20.0
+
 
 class StepDivergedError(DivergedError):
     """A divergence that is found at one step.
@@ -38,16 +46,6 @@ class StepDivergedError(DivergedError):
 def is_recoverable(error: BaseException) -> bool:
     """Return whether a rollback to an older state may help."""
     return isinstance(error, DivergedError) or is_out_of_memory(error)
-
-
-#: Quality has to stay low for this many steps before an alarm: a single low figure must not raise one.
-LOW_FOR = 300
-
-
-#: The fullest view of this many steps is compared with that of as many steps before. An alarm needs this ratio of tile
-#: intersections per Gaussian.
-INTERSECTION_WINDOW = 100
-INTERSECTION_JUMP = 20.0
 
 
 def check_loss(step: int, view: str, loss: float, gaussians: Gaussians, shard: Shard | None) -> None:

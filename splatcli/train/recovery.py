@@ -28,52 +28,10 @@ from splatcli.train.schedule import learning_rates
 from splatcli.train.sharding import shard_of
 from splatcli.train.state import Placement, TrainState
 
+_log = logging.getLogger(__name__)
+
 #: Rows with a NaN or infinity that the report shows.
 ROWS = 5
-
-
-def divergence_report(problem: DivergedError, state: TrainState) -> dict[str, Any]:
-    """Return step, view, learning rates, and of each tensor its finite extremes and first rows that are not finite.
-
-    NaN and infinities are the strings "nan", "inf" and "-inf".
-    """
-    step = problem.step if isinstance(problem, StepDivergedError) else state.step
-    view = problem.view if isinstance(problem, StepDivergedError) else None
-    loss = problem.loss if isinstance(problem, StepDivergedError) else None
-    return {
-        "what": problem.what,
-        "step": step,
-        "view": view,
-        "loss": None if loss is None else _number(loss),
-        "reached_step": state.step,
-        "num_gaussians": state.count,
-        "first_row": 0 if state.shard is None else state.shard.first,
-        "learning_rates": learning_rates(state.config.optim, state.config.schedule, state.dataset.extent, max(1, step)),
-        "tensors": {name: _tensor_report(tensor) for name, tensor in state_tensors(state.gaussians, state.adam)},
-    }
-
-
-def _tensor_report(tensor: Tensor) -> dict[str, Any]:
-    flat = tensor.detach().reshape(-1)
-    finite = flat[flat.isfinite()]
-    rows = nonfinite_rows(tensor)
-    shown = [tensor[row].reshape(-1).tolist() for row in rows[:ROWS].tolist()]
-    return {
-        "min": float(finite.min()) if finite.numel() else None,
-        "max": float(finite.max()) if finite.numel() else None,
-        "broken_rows": len(rows),
-        "first": [
-            {"row": int(row), "values": [_number(value) for value in values]}
-            for row, values in zip(rows[:ROWS].tolist(), shown, strict=True)
-        ],
-    }
-
-
-def _number(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
-
-
-_log = logging.getLogger(__name__)
 
 #: Factor of the learning rate of the means after a divergence.
 SLOWER = 0.5
@@ -228,3 +186,44 @@ def most_opaque_rows(gaussians: Gaussians, count: int) -> Tensor:
     """Return [count], the rows of the most opaque Gaussians in ascending order; of equal ones the first."""
     order = torch.sort(gaussians.logit_opacities, descending=True, stable=True).indices[:count]
     return order.sort().values
+
+
+def divergence_report(problem: DivergedError, state: TrainState) -> dict[str, Any]:
+    """Return step, view, learning rates, and of each tensor its finite extremes and first rows that are not finite.
+
+    NaN and infinities are the strings "nan", "inf" and "-inf".
+    """
+    step = problem.step if isinstance(problem, StepDivergedError) else state.step
+    view = problem.view if isinstance(problem, StepDivergedError) else None
+    loss = problem.loss if isinstance(problem, StepDivergedError) else None
+    return {
+        "what": problem.what,
+        "step": step,
+        "view": view,
+        "loss": None if loss is None else _number(loss),
+        "reached_step": state.step,
+        "num_gaussians": state.count,
+        "first_row": 0 if state.shard is None else state.shard.first,
+        "learning_rates": learning_rates(state.config.optim, state.config.schedule, state.dataset.extent, max(1, step)),
+        "tensors": {name: _tensor_report(tensor) for name, tensor in state_tensors(state.gaussians, state.adam)},
+    }
+
+
+def _tensor_report(tensor: Tensor) -> dict[str, Any]:
+    flat = tensor.detach().reshape(-1)
+    finite = flat[flat.isfinite()]
+    rows = nonfinite_rows(tensor)
+    shown = [tensor[row].reshape(-1).tolist() for row in rows[:ROWS].tolist()]
+    return {
+        "min": float(finite.min()) if finite.numel() else None,
+        "max": float(finite.max()) if finite.numel() else None,
+        "broken_rows": len(rows),
+        "first": [
+            {"row": int(row), "values": [_number(value) for value in values]}
+            for row, values in zip(rows[:ROWS].tolist(), shown, strict=True)
+        ],
+    }
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
