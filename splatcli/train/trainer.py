@@ -508,6 +508,9 @@ class Trainer:
         """Replace a state that failed by that of the last checkpoint."""
         most_gaussians = self.stepper.most_gaussians
         plan = self.recovery.plan(failure, self.state, most_gaussians=most_gaussians)
+        rescheduled, self._next_config = self._next_config, None
+        if rescheduled is not None:  # and slower than that from now on, not as fast again
+            plan = dataclasses.replace(plan, config=rescheduled)
         self.stepper.abandon()
         # First everything goes that takes memory. If memory was short, no training image stays on a GPU.
         image_limit = 0 if plan.cause == "memory" else plan.config.memory.budget
@@ -524,6 +527,8 @@ class Trainer:
         self.stepper.most_gaussians = most_gaussians
         self.checkpointer.saved = None  # the state that ends the run may have this step, and is another
         yield from self._log([event])
+        if rescheduled is not None:
+            yield from self._log([Rescheduled(self.state.step, rescheduled.train.iterations)])
 
     def _log(self, events: Iterable[Event]) -> Iterator[Event]:
         return self.metrics_logger.log(events, lambda: self.state)

@@ -23,7 +23,7 @@ from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import LoadedImage
 from splatcli.train import monitor
-from splatcli.train.events import Alarmed, Event, Probed, Refined, RolledBack, Saved, Stepped, Stopped
+from splatcli.train.events import Alarmed, Event, Probed, Refined, Rescheduled, RolledBack, Saved, Stepped, Stopped
 from splatcli.train.monitor import FiniteMonitor, QualityMonitor, StepDivergedError, check_refinement
 from splatcli.train.trainer import Trainer
 from tests.train.worlds import (
@@ -139,6 +139,33 @@ def test_nan_in_the_last_steps_is_found_at_the_end() -> None:
     happened = list(start_plain(config_of(guard={"finite_every": 20}), run, engine).run())
     assert len(rollbacks(happened)) == 1
     assert all(bool(tensor.isfinite().all()) for _, tensor in run.saved[20].gaussians.items())
+
+
+class RefusingRun(MemoryRun):
+    """Finds a state that must not be kept in its first checkpoint of step 7."""
+
+    refused = False
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        if checkpoint.step == 7 and not self.refused:
+            self.refused = True
+            raise DivergedError("not written")
+        return super().save(checkpoint)
+
+
+def test_a_new_length_that_was_asked_for_before_a_rollback_does_not_undo_it() -> None:
+    config, run = config_of(save={"steps": (5, 7)}), RefusingRun()
+    trainer = start_plain(config, run)
+    happened = []
+    for event in trainer.run():
+        happened.append(event)
+        if isinstance(event, Stepped) and event.step == 7 and not run.refused:
+            trainer.reschedule(with_settings(trainer.next_config, {"train.iterations": 25}))
+    (back,) = rollbacks(happened)
+    assert (back.step, back.from_step) == (5, 7)
+    assert [(event.step, event.iterations) for event in happened if isinstance(event, Rescheduled)] == [(5, 25)]
+    stored = run.saved[25].config
+    assert (stored.train.iterations, stored.optim.means_lr) == (25, 0.5 * config.optim.means_lr)
 
 
 def test_three_times_is_enough_and_the_error_tells_where_to_look(tmp_path: Path) -> None:
