@@ -41,7 +41,7 @@ class Forecast:
 
     def steps_left(self, strategy: Strategy, schedule: Schedule, iterations: int, step: int, count: int) -> float:
         """Return how many steps like the present one take as long as those from ``step`` to ``iterations``."""
-        known = (id(strategy), iterations, count)
+        known = (strategy, iterations, count)
         if known != self._known or not self._at <= step < self._until:
             self._known, self._at = known, step
             self._until = step + max(1, int(_HOLDS * iterations))

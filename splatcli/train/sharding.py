@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 GEOMETRY = ("means", "quats", "log_scales", "logit_opacities")
 
 
+def shard_group(state: TrainState, group: ProcessGroup | None) -> ProcessGroup | None:
+    """Return the processes of a run where each holds a shard of its Gaussians; None where each holds all."""
+    return None if state.shard is None else group
+
+
 def shard_of(checkpoint: Checkpoint, placement: Placement, kept: Tensor | None = None) -> TrainState:
     """Return the state that was saved, or the shard of this process; raises as from_checkpoint().
 

@@ -55,7 +55,7 @@ from splatcli.train.outlier_views import ViewError, blur_note, blurred, comparis
 from splatcli.train.recovery import Recovery
 from splatcli.train.resolve import mean_pixels
 from splatcli.train.run_scene import check_same_scene, fingerprint_differences
-from splatcli.train.sharding import gather_geometry, gather_state
+from splatcli.train.sharding import gather_geometry, gather_state, shard_group
 from splatcli.train.start import check_loss_given, first_gaussians, new_state, resumed_state
 from splatcli.train.state import Placement, TrainState
 from splatcli.train.step import Stepper
@@ -536,7 +536,7 @@ class Trainer:
     @property
     def _shard_group(self) -> ProcessGroup | None:
         """The processes, where each holds a shard of the Gaussians."""
-        return None if self.state.shard is None else self.group
+        return shard_group(self.state, self.group)
 
     @property
     def _scores_views(self) -> bool:

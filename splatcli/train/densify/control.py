@@ -20,7 +20,7 @@ from splatcli.train.densify.contribution import BlendWeights, largest_weights
 from splatcli.train.densify.free_space import FreeSpace
 from splatcli.train.events import Capped, Event, OpacityReset, Refined
 from splatcli.train.monitor import check_count, check_refinement
-from splatcli.train.sharding import Gathered, gather_geometry, redistribute
+from splatcli.train.sharding import Gathered, gather_geometry, redistribute, shard_group
 from splatcli.train.state import TrainState
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class DensityControl:
 
     def _apply(self, state: TrainState, strategy: Strategy, step: int) -> Refinement | None:
         """Apply the strategy's refinement after ``step`` and return it; None where it changes nothing."""
-        group = self._shard_group(state)
+        group = shard_group(state, self._group)
         gathered = Gathered(state.gaussians, state.stats) if group is None else gather_geometry(state, group)
         uses_weights = getattr(strategy, "uses_weights", None)  # which a strategy need not have
         if uses_weights is not None and uses_weights(step):
@@ -97,10 +97,6 @@ class DensityControl:
                 refinement, gaussians, state.adam, stats, shares
             )
         return refinement
-
-    def _shard_group(self, state: TrainState) -> ProcessGroup | None:
-        """Return the processes, where each holds a shard of the Gaussians."""
-        return None if state.shard is None else self._group
 
     @torch.no_grad()
     def limit_scales(self, state: TrainState) -> None:
@@ -127,12 +123,12 @@ class DensityControl:
 
     def update_filter_3d(self, state: TrainState) -> None:
         """Compute the sizes of the 3D filter anew; no step may be pending."""
-        group = self._shard_group(state)
+        group = shard_group(state, self._group)
         state.update_filter_3d(float if group is None else group.all_reduce_max)
 
     def _with_weights(self, state: TrainState, gathered: Gathered, step: int) -> Gathered:
         """Return all rows of a run with their blend weights in some views among the statistics."""
-        group, sizes = self._shard_group(state), state.columns.filter_3d
+        group, sizes = shard_group(state, self._group), state.columns.filter_3d
         if sizes is not None and group is not None:
             sizes = group.all_gather_rows(sizes)
         train, cameras = state.config.train, state.training_cameras()
@@ -158,7 +154,7 @@ class DensityControl:
         """Update the mean logarithm of the sizes, which learning rates of means are relative to."""
         if state.adam.size_power == 0.0:
             return
-        total, group = sum_of_log_sizes(state.gaussians.log_scales), self._shard_group(state)
+        total, group = sum_of_log_sizes(state.gaussians.log_scales), shard_group(state, self._group)
         if group is not None:
             total = math.fsum(part for (part,) in group.all_gather_scalars("sizes of the Gaussians", [total]))
         state.adam.log_size = total / max(1, state.count)
