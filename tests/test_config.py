@@ -67,6 +67,8 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         ("data.strict=perhaps", "data.strict = 'perhaps': expected true or false"),
         ("data.mask_mode=x", "data.mask_mode = 'x': expected ignore or transparent\n"),
         ("save.steps=5", "save.steps = 5: expected a list, e.g. [7000, 30000]"),
+        ("model.random_points=18446744073709551615", "expected a number of at most 1e+09"),
+        ("model.sky_points=18446744073709551615", "expected a number of at most 1e+06"),
         ("optim.eps=1e-300", "optim.eps = 1e-300: expected a number of at least 1e-37, e.g. 1e-15"),
         ("strategy.grow_factor=1e308", "strategy.grow_factor = 1e+308: expected a number of at most 100, e.g. 1.05"),
         ("views.pose_lr=1e300", "views.pose_lr = 1e+300: expected a number of at most 1, e.g. 0.0005"),

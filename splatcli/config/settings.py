@@ -279,12 +279,14 @@ class ModelConfig(Section):
     random_points: int | None = Field(
         None,
         gt=0,
+        le=1_000_000_000,
         description="Number of points that hull and random start from; none: 100,000, or a tenth of the cap where that "
         "is less, but at least 1,000.",
     )
     sky_points: int | None = Field(
         None,
         ge=0,
+        le=1_000_000,
         description="Number of directions, evenly over the sphere, in which a point is added far away where the images "
         "show no SfM point, as in the sky; none: a fifth of the cap, at most 20,000; 0 adds no points.",
     )
