@@ -16,6 +16,7 @@ scales of the few Gaussians that split.
 from __future__ import annotations
 
 import math
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -64,6 +65,11 @@ class AdcStrategy:
         on_hull = config.strategy.name == "absgrad" and config.model.init == HULL
         given = config.strategy.prune_weakest
         self.prune_weakest = given if given is not None else WEAKEST if on_hull else 0.0
+
+    @classmethod
+    def of(cls, config: Config, extent: float) -> Self:
+        """Return the strategy for a run's settings, as the class itself does."""
+        return cls(config, extent)
 
     @property
     def absgrad(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -44,6 +45,11 @@ class McmcStrategy:
         self.iterations = config.train.iterations
         self.seed = config.train.seed
         self.cap = config.max_gaussians()
+
+    @classmethod
+    def of(cls, config: Config, extent: float) -> Self:
+        """Return the strategy for a run's settings, as the class itself does."""
+        return cls(config, extent)
 
     @property
     def absgrad(self) -> bool:
