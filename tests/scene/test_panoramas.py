@@ -17,7 +17,7 @@ from scipy.spatial.transform import Rotation
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
-from splatcli.render.selection import select_views
+from splatcli.render.selection import KnownCameras, select_views
 from splatcli.scene import images
 from splatcli.scene.decode import decode
 from splatcli.scene.read import read_scene
@@ -402,14 +402,14 @@ def test_commands_work_on_panoramas(posed: Path, tmp_path: Path) -> None:
 
 def test_a_panorama_is_rendered_from_its_own_pose_and_a_face_from_that_of_the_face(posed: Path) -> None:
     scene = read_scene(posed, DataConfig())
-    views = select_views("all", scene.cameras, scene.train, scene.test)
-    panoramas = views.panoramas(None).cameras
+    known = KnownCameras(scene.cameras, scene.train, scene.test)
+    panoramas = select_views("all", known).panoramas(None).cameras
     assert [camera.name for camera in panoramas] == NAMES
     for camera, pose in zip(panoramas, poses(), strict=True):
         assert (camera.width, camera.height) == (WIDTH, HEIGHT)
         np.testing.assert_allclose(camera.viewmat, np.linalg.inv(pose), atol=1e-12)
     some = f"{NAMES[3]}/1.png,{NAMES[5]},{NAMES[7]}/0.png"
-    named = select_views(some, scene.cameras, scene.train, scene.test).panoramas(None).cameras
+    named = select_views(some, known).panoramas(None).cameras
     assert [camera.name for camera in named] == [f"{NAMES[3]}/1.png", NAMES[5], f"{NAMES[7]}/0.png"]
     (face,) = (camera for camera in scene.cameras if camera.name == named[0].name)
     np.testing.assert_array_equal(named[0].viewmat, face.viewmat)
