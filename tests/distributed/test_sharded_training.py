@@ -238,6 +238,25 @@ def test_ranks_send_what_the_formula_says() -> None:
     assert not any(rank.get("whole") or rank.get("sum") for rank in found)
 
 
+def bytes_of_a_step(group: ProcessGroup, pose_start: float) -> tuple[int, dict[str, int]]:
+    """(rows of this rank, what it sends in the first step)."""
+    config = batch_config(5, views={"pose_opt": True, "pose_start": pose_start}, model={"sh_degree": 1})
+    trainer = Trainer.start(config, made_scene(12, points=700), run_dir=run_of(group), group=group, sharded=True)
+    before = dict(group.sent)
+    trainer.advance()
+    return len(trainer.state.gaussians), {what: sent - before.get(what, 0) for what, sent in group.sent.items()}
+
+
+def test_ranks_send_64_bytes_of_a_pose_for_each_chunk_and_view() -> None:
+    size, views, rounds = 2, 5, 3
+    still, moving = (results(bytes_of_a_step, size, start) for start in (0.9, 0.0))
+    for rank, ((rows, before), (_, after)) in enumerate(zip(still, moving, strict=True)):
+        others = sum(view % size != rank for view in range(views))
+        assert rows >= abi.CHUNK
+        assert after["rows"] - before["rows"] == 64 * -(-rows // abi.CHUNK) * others
+        assert after["scalars"] - before["scalars"] == rounds * 8 * SCALARS * (size - 1)
+
+
 def troubled(group: ProcessGroup, folder: str, trouble: str) -> tuple[list[str], int, int, int]:
     """(causes of going back, last step, Gaussians, digest) of a run in which one rank is in trouble after step 6."""
     path = Path(folder) / trouble
